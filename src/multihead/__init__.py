@@ -1,0 +1,1 @@
+"""multihead: build, run, study and mend multi-head attention."""

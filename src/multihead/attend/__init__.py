@@ -1,0 +1,1 @@
+"""The attend room (under construction)."""

@@ -1,0 +1,1 @@
+"""The corpus room (under construction)."""

@@ -1,0 +1,5 @@
+"""One message template for every error: what was asked, what arrived, what to do."""
+
+from multihead.error.message import BackendRefused, MultiheadError, RecordError
+
+__all__ = ["BackendRefused", "MultiheadError", "RecordError"]

@@ -1,0 +1,1 @@
+"""The hooks room (under construction)."""

@@ -1,0 +1,1 @@
+"""The interop room (under construction)."""

@@ -1,0 +1,1 @@
+"""The layer room (under construction)."""

@@ -1,0 +1,1 @@
+"""The measure/statistic room (under construction)."""

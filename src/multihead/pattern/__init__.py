@@ -1,0 +1,1 @@
+"""The pattern room (under construction)."""

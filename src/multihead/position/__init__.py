@@ -1,0 +1,1 @@
+"""The position room (under construction)."""

@@ -1,0 +1,208 @@
+"""Save and load a checkup: JSON for people, a safetensors file for the sums, parquet for tables. No pickle."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+from multihead.error import RecordError
+from multihead.record.address import HeadAddress
+from multihead.record.heads import Array, Document, HeadStatistics, Note, Quantity
+from multihead.record.run import CheckupRecord, ModelFacts
+
+FORMAT = "multihead/checkup"
+FORMAT_VERSION = 1
+RECORD, SUMS, TABLE = "record.json", "record.safetensors", "heads.parquet"
+
+
+def save_checkup(record: CheckupRecord, folder: Path) -> None:
+    """Write `record.json`, `record.safetensors` and `heads.parquet`, each whole or not at all.
+
+    `record.json` is written last and names the hash of the sums: a folder that holds it holds a whole record.
+
+    Raises:
+        RecordError: The folder cannot be written.
+    """
+    tensors: dict[str, Array] = {}
+    for part, statistics in _parts(record).items():
+        for name in statistics.sums:
+            tensors[f"{part}/sums/{name}"] = np.ascontiguousarray(statistics.sums[name])
+            tensors[f"{part}/counts/{name}"] = np.ascontiguousarray(statistics.counts[name])
+    sums = save_tensors(tensors)
+    text = json.dumps(
+        _to_json(record, hashlib.sha256(sums).hexdigest()),
+        indent=1,
+        ensure_ascii=False,
+        allow_nan=False,
+    )
+    write_atomically(folder / SUMS, lambda path: path.write_bytes(sums))
+    write_atomically(folder / TABLE, lambda path: pq.write_table(_table(record), path, compression="zstd"))
+    write_atomically(folder / RECORD, lambda path: path.write_text(text + "\n", encoding="utf-8"))
+
+
+def load_checkup(folder: Path) -> CheckupRecord:
+    """Read what `save_checkup` wrote.
+
+    Args:
+        folder: The folder, or the `record.json` in it.
+
+    Raises:
+        RecordError: A file is missing, damaged, or of another format.
+    """
+    path = folder if folder.name == RECORD else folder / RECORD
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        packed = (path.parent / SUMS).read_bytes()
+    except (OSError, ValueError) as problem:
+        raise RecordError(
+            asked=f"a checkup's {RECORD} and {SUMS} in {path.parent}",
+            arrived=str(problem),
+            remedy="give the folder that `multihead checkup --out` wrote",
+        ) from problem
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT or raw.get("format_version") != FORMAT_VERSION:
+        found = (
+            raw.get("format"),
+            raw.get("format_version") if isinstance(raw, dict) else type(raw).__name__,
+        )
+        raise RecordError(
+            asked=f"a record of format {FORMAT} version {FORMAT_VERSION} in {path}",
+            arrived=str(found),
+            remedy="read it with the version of multihead that wrote it, or run the checkup again",
+        )
+    data = cast(dict[str, Any], raw)
+    if data.get("sums", {}).get("sha256") != hashlib.sha256(packed).hexdigest():
+        raise RecordError(
+            asked=f"{SUMS} as {RECORD} describes it in {path.parent}",
+            arrived="a file with another SHA-256",
+            remedy="copy both files from the same run, or run the checkup again",
+        )
+    try:
+        return _from_json(data, load_tensors(packed))
+    except (KeyError, TypeError, ValueError, SafetensorError) as problem:
+        raise RecordError(
+            asked=f"every field of a checkup in {path}",
+            arrived=f"{type(problem).__name__}: {problem}",
+            remedy="the file was changed by hand or damaged: run the checkup again",
+        ) from problem
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a temporary file beside `path`, then move it there in one step.
+
+    Raises:
+        RecordError: The folder cannot be made or written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as problem:
+        raise RecordError(
+            asked=f"to write {path}",
+            arrived=str(problem),
+            remedy="choose a folder you may write to with --out",
+        ) from problem
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError as problem:
+        raise RecordError(
+            asked=f"to write {path}",
+            arrived=str(problem),
+            remedy="free some space or choose another --out",
+        ) from problem
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _parts(record: CheckupRecord) -> dict[str, HeadStatistics]:
+    parts = {"texts": record.texts}
+    if record.repeats is not None:
+        parts["repeats"] = record.repeats
+    return parts
+
+
+def _to_json(record: CheckupRecord, digest: str) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "created": record.created,
+        "complete": record.complete,
+        "versions": dict(record.versions),
+        "settings": dict(record.settings),
+        "model": dataclasses.asdict(record.model),
+        "sums": {"file": SUMS, "sha256": digest},
+    } | {part: _part_to_json(statistics) for part, statistics in _parts(record).items()}
+
+
+def _part_to_json(statistics: HeadStatistics) -> dict[str, object]:
+    return {
+        "model": statistics.model,
+        "documents": [dataclasses.asdict(d) for d in statistics.documents],
+        "quantities": [dataclasses.asdict(q) for q in statistics.quantities],
+        "notes": [dataclasses.asdict(n) for n in statistics.notes],
+        "kv_heads": list(statistics.kv_heads),
+        "heads": statistics.table(),
+    }
+
+
+def _from_json(data: Mapping[str, Any], tensors: Mapping[str, Array]) -> CheckupRecord:
+    model = dict(data["model"])
+    model["special_tokens"] = tuple(model["special_tokens"])
+    return CheckupRecord(
+        model=ModelFacts(**model),
+        texts=_part_from_json("texts", data["texts"], tensors),
+        repeats=_part_from_json("repeats", data["repeats"], tensors) if "repeats" in data else None,
+        created=data["created"],
+        versions=data["versions"],
+        settings=data["settings"],
+        complete=data["complete"],
+    )
+
+
+def _part_from_json(part: str, data: Mapping[str, Any], tensors: Mapping[str, Array]) -> HeadStatistics:
+    quantities = tuple(
+        Quantity(**(q | {"shape": tuple(q["shape"]), "labels": tuple(q["labels"])})) for q in data["quantities"]
+    )
+    return HeadStatistics(
+        model=data["model"],
+        heads=tuple(HeadAddress.parse(row["head"]) for row in data["heads"]),
+        kv_heads=tuple(data["kv_heads"]),
+        documents=tuple(Document(**d) for d in data["documents"]),
+        quantities=quantities,
+        sums={q.name: tensors[f"{part}/sums/{q.name}"] for q in quantities},
+        counts={q.name: tensors[f"{part}/counts/{q.name}"] for q in quantities},
+        notes=tuple(Note(**n) for n in data["notes"]),
+    )
+
+
+def _table(record: CheckupRecord) -> Any:
+    """One row a head and part ("texts", "repeats"): numbers as columns, arrays as flat fixed-size lists."""
+    tables: list[pa.Table] = []
+    for part, statistics in _parts(record).items():
+        columns: dict[str, pa.Array] = {"part": pa.array([part] * len(statistics.heads))}
+        rows = statistics.table()
+        for key in rows[0] if rows else ():
+            kind = (
+                pa.string() if key in ("head", "stack") else pa.int64() if key in ("layer", "index") else pa.float64()
+            )
+            columns[key] = pa.array([row[key] for row in rows], type=kind)
+        for q in statistics.quantities:
+            if q.shape:
+                flat = statistics.value(q.name).reshape(-1)
+                columns[q.name] = pa.FixedSizeListArray.from_arrays(pa.array(flat), int(np.prod(q.shape)))
+        tables.append(pa.table(columns))
+    return pa.concat_tables(tables, promote_options="default")

@@ -1,0 +1,1 @@
+"""The workflow room (under construction)."""
