@@ -16,11 +16,13 @@ class Site:
         module: Dotted name of the attention module, as in `model.named_modules()`.
         repeat: How many times this module was called before within the same forward pass (ALBERT: 0 to 11).
         cross: True where keys come from another sequence than queries.
+        stack: Name of its stack of layers as the whole model tells it, or None where only the sites at hand tell it.
     """
 
     module: str
     repeat: int = 0
     cross: bool = False
+    stack: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,1 +1,7 @@
-"""The interop room (under construction)."""
+"""Doors to transformers: load its models, and let them run on our attention."""
+
+from multihead.interop.load import LoadedModel, load_model
+from multihead.interop.register import register_transformers
+from multihead.interop.weights import check_weights
+
+__all__ = ["LoadedModel", "check_weights", "load_model", "register_transformers"]

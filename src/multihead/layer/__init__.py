@@ -1,1 +1,5 @@
-"""The layer room (under construction)."""
+"""Modules for models: multi-head attention with its projections."""
+
+from multihead.layer.attention import MultiHeadAttention
+
+__all__ = ["MultiHeadAttention"]

@@ -1,1 +1,30 @@
-"""The measure room (under construction)."""
+"""Measure every attention head of a model: one sweep over tiles of query rows, sums per document."""
+
+from multihead.measure.batch import Batch
+from multihead.measure.observe import Interrupted, observe
+from multihead.measure.scene import Scene, Target, build_scene
+from multihead.measure.statistic import DEFAULT, DEFAULT_TARGETS, Contribution, Missing, OfTile, OfWhole, Statistic
+from multihead.measure.sweep import sweep
+from multihead.measure.tile import Tile, Whole
+from multihead.measure.watch import Watch, watch
+
+__all__ = [
+    "DEFAULT",
+    "DEFAULT_TARGETS",
+    "Batch",
+    "Contribution",
+    "Interrupted",
+    "Missing",
+    "OfTile",
+    "OfWhole",
+    "Scene",
+    "Statistic",
+    "Target",
+    "Tile",
+    "Watch",
+    "Whole",
+    "build_scene",
+    "observe",
+    "sweep",
+    "watch",
+]

@@ -38,10 +38,10 @@ def save_checkup(record: CheckupRecord, folder: Path) -> None:
     for part, statistics in _parts(record).items():
         for name in statistics.sums:
             tensors[f"{part}/sums/{name}"] = np.ascontiguousarray(statistics.sums[name])
-            tensors[f"{part}/counts/{name}"] = np.ascontiguousarray(statistics.counts[name])
+            tensors[f"{part}/counts/{name}"] = _shrunk(statistics.counts[name])
     sums = save_tensors(tensors)
     text = json.dumps(
-        _to_json(record, hashlib.sha256(sums).hexdigest()),
+        _to_json(record, _described(sums)),
         indent=1,
         ensure_ascii=False,
         allow_nan=False,
@@ -70,18 +70,8 @@ def load_checkup(folder: Path) -> CheckupRecord:
             arrived=str(problem),
             remedy="give the folder that `multihead checkup --out` wrote",
         ) from problem
-    if not isinstance(raw, dict) or raw.get("format") != FORMAT or raw.get("format_version") != FORMAT_VERSION:
-        found = (
-            raw.get("format"),
-            raw.get("format_version") if isinstance(raw, dict) else type(raw).__name__,
-        )
-        raise RecordError(
-            asked=f"a record of format {FORMAT} version {FORMAT_VERSION} in {path}",
-            arrived=str(found),
-            remedy="read it with the version of multihead that wrote it, or run the checkup again",
-        )
-    data = cast(dict[str, Any], raw)
-    if data.get("sums", {}).get("sha256") != hashlib.sha256(packed).hexdigest():
+    data = _checked(raw, path)
+    if data["sums"] != _described(packed):
         raise RecordError(
             asked=f"{SUMS} as {RECORD} describes it in {path.parent}",
             arrived="a file with another SHA-256",
@@ -95,6 +85,22 @@ def load_checkup(folder: Path) -> CheckupRecord:
             arrived=f"{type(problem).__name__}: {problem}",
             remedy="the file was changed by hand or damaged: run the checkup again",
         ) from problem
+
+
+def _checked(raw: object, path: Path) -> dict[str, Any]:
+    data = cast(dict[str, Any], raw) if isinstance(raw, dict) else {}
+    if data.get("format") != FORMAT or data.get("format_version") != FORMAT_VERSION or "sums" not in data:
+        found = f"format {data.get('format')!r} version {data.get('format_version')!r}"
+        raise RecordError(
+            asked=f"a record of format {FORMAT!r} version {FORMAT_VERSION} in {path}",
+            arrived=found if data else f"a JSON {type(raw).__name__}",
+            remedy="read it with the version of multihead that wrote it, or run the checkup again",
+        )
+    return data
+
+
+def _described(packed: bytes) -> dict[str, str]:
+    return {"file": SUMS, "sha256": hashlib.sha256(packed).hexdigest()}
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -135,7 +141,7 @@ def _parts(record: CheckupRecord) -> dict[str, HeadStatistics]:
     return parts
 
 
-def _to_json(record: CheckupRecord, digest: str) -> dict[str, Any]:
+def _to_json(record: CheckupRecord, sums: dict[str, str]) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -144,7 +150,7 @@ def _to_json(record: CheckupRecord, digest: str) -> dict[str, Any]:
         "versions": dict(record.versions),
         "settings": dict(record.settings),
         "model": dataclasses.asdict(record.model),
-        "sums": {"file": SUMS, "sha256": digest},
+        "sums": sums,
     } | {part: _part_to_json(statistics) for part, statistics in _parts(record).items()}
 
 
@@ -184,9 +190,21 @@ def _part_from_json(part: str, data: Mapping[str, Any], tensors: Mapping[str, Ar
         documents=tuple(Document(**d) for d in data["documents"]),
         quantities=quantities,
         sums={q.name: tensors[f"{part}/sums/{q.name}"] for q in quantities},
-        counts={q.name: tensors[f"{part}/counts/{q.name}"] for q in quantities},
+        counts={
+            q.name: np.broadcast_to(tensors[f"{part}/counts/{q.name}"], tensors[f"{part}/sums/{q.name}"].shape).copy()
+            for q in quantities
+        },
         notes=tuple(Note(**n) for n in data["notes"]),
     )
+
+
+def _shrunk(counts: Array) -> Array:
+    """One entry stands for an axis along which all are equal: counts mostly do not differ by head or in an array."""
+    for axis in range(1, counts.ndim):
+        first = counts.take([0], axis=axis) if counts.shape[axis] else counts
+        if np.array_equal(np.broadcast_to(first, counts.shape), counts):
+            counts = first
+    return np.ascontiguousarray(counts)
 
 
 def _table(record: CheckupRecord) -> Any:

@@ -1,1 +1,5 @@
-"""The report room (under construction)."""
+"""The page of a checkup, made from its record alone: one offline HTML file."""
+
+from multihead.report.render import render_page, write_page
+
+__all__ = ["render_page", "write_page"]

@@ -1,1 +1,7 @@
-"""The workflow room (under construction)."""
+"""Loops that use the rooms below: the checkup of a model."""
+
+from multihead.workflow.checkup import Progress, checkup
+from multihead.workflow.opening import OpenedModel, open_model
+from multihead.workflow.report import Report, load_checkup
+
+__all__ = ["OpenedModel", "Progress", "Report", "checkup", "load_checkup", "open_model"]

@@ -1,0 +1,204 @@
+"""What is asked of the arguments of an attention call, with the messages for those that break it."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from multihead.error import MultiheadError
+
+Shape = tuple[int, int, int, int]
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Refuses queries, keys and values that do not belong together."""
+    if not q.ndim == k.ndim == v.ndim == 4:
+        raise _misfit(
+            q,
+            k,
+            v,
+            asked="q (batch, heads, q_len, head_dim), k and v (batch, kv_heads, kv_len, ...): four dimensions each",
+            remedy="add the missing dimension (`q[None]` for a batch of 1), or split the heads: "
+            "`q.unflatten(-1, (heads, -1)).transpose(1, 2)`",
+        )
+    if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
+        raise _misfit(
+            q, k, v, asked="q, k and v of one floating dtype", remedy="convert them to one dtype, e.g. `k.to(q.dtype)`"
+        )
+    if not q.device == k.device == v.device:
+        raise _misfit(q, k, v, asked="q, k and v on one device", remedy="move them to one, e.g. `k.to(q.device)`")
+    _check_sizes(q, k, v)
+
+
+def _check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if not q.shape[0] == k.shape[0] == v.shape[0]:
+        raise _misfit(
+            q,
+            k,
+            v,
+            asked="one batch size for q, k and v (the first dimension; batch comes first here)",
+            remedy="bring the batch to the front, or expand the smaller: `k.expand(q.shape[0], -1, -1, -1)`",
+        )
+    if k.shape[1:3] != v.shape[1:3]:
+        raise _misfit(
+            q,
+            k,
+            v,
+            asked="k and v with the same kv_heads and kv_len (each key has one value)",
+            found=f"kv_heads {k.shape[1]} and {v.shape[1]}, kv_len {k.shape[2]} and {v.shape[2]}",
+            remedy="cut or project v like k",
+        )
+    if q.shape[3] != k.shape[3]:
+        raise _misfit(
+            q,
+            k,
+            v,
+            asked="q and k of one head_dim (their products are the scores)",
+            found=f"head_dim {q.shape[3]} and {k.shape[3]}",
+            remedy="project both to one head_dim; only v may have another",
+        )
+    heads, kv_heads = q.shape[1], k.shape[1]
+    if heads % max(kv_heads, 1) or (heads > 0 and kv_heads == 0):
+        legal = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+        raise _misfit(
+            q,
+            k,
+            v,
+            asked="kv_heads that divide heads (each serves a group of equal size)",
+            found=f"heads={heads}, kv_heads={kv_heads}",
+            remedy=f"for heads={heads} pass kv_heads of {legal}; for kv_heads={kv_heads} a multiple of it as heads",
+        )
+
+
+def _misfit(q: Tensor, k: Tensor, v: Tensor, *, asked: str, remedy: str, found: str = "") -> MultiheadError:
+    told = f"q {_seen(q)}, k {_seen(k)}, v {_seen(v)}"
+    return MultiheadError(asked=asked, arrived=f"{found}: {told}" if found else told, remedy=remedy)
+
+
+def check_scale(scale: float | None, head_dim: int) -> float:
+    """The factor of the scores: the given one, or head_dim ** -0.5."""
+    if scale is None:
+        return head_dim**-0.5 if head_dim else 1.0
+    if not math.isfinite(scale):
+        raise MultiheadError(
+            asked="a finite scale", arrived=f"scale={scale}", remedy="pass a number, or None for head_dim ** -0.5"
+        )
+    return float(scale)
+
+
+def check_softcap(softcap: float | None) -> float | None:
+    """The softcap, or None for none."""
+    if softcap is None:
+        return None
+    if not (math.isfinite(softcap) and softcap > 0):
+        raise MultiheadError(
+            asked="softcap * tanh(scores / softcap) with a finite softcap above 0",
+            arrived=f"softcap={softcap}",
+            remedy="pass softcap > 0, or None for no softcap (0 does not mean off here)",
+        )
+    return float(softcap)
+
+
+def check_dropout(dropout: float) -> float:
+    """The share of weights that is dropped."""
+    if not 0 <= dropout < 1:
+        raise MultiheadError(
+            asked="dropout: the share of weights to drop, 0 <= dropout < 1",
+            arrived=f"dropout={dropout}",
+            remedy="pass a share below 1; 0 outside of training (the function applies what it is given)",
+        )
+    return float(dropout)
+
+
+def check_mask(mask: Tensor, shape: Shape, device: torch.device) -> Tensor:
+    """A boolean mask as four dimensions that broadcast to `shape` (batch, heads, q_len, kv_len)."""
+    if mask.dtype != torch.bool:
+        scores = mask.is_floating_point()
+        raise MultiheadError(
+            asked="a boolean mask, True = this query may attend to this key",
+            arrived=f"mask of {mask.dtype}, shape {tuple(mask.shape)}",
+            remedy="pass numbers that are added to the scores as `bias=`, or `mask == 0` if 0 stood for attend"
+            if scores
+            else "pass `mask.bool()` if 1 stood for attend, `mask == 0` if 1 stood for masked out",
+        )
+    return _check_four("mask", mask, shape, device)
+
+
+def check_bias(bias: Tensor, shape: Shape, device: torch.device) -> Tensor:
+    """A tensor of added scores as four dimensions that broadcast to `shape` (batch, heads, q_len, kv_len)."""
+    if not bias.is_floating_point():
+        raise MultiheadError(
+            asked="a floating bias, added to the scores",
+            arrived=f"bias of {bias.dtype}, shape {tuple(bias.shape)}",
+            remedy="pass a boolean tensor as `mask=`, or convert the bias to the dtype of q",
+        )
+    return _check_four("bias", bias, shape, device)
+
+
+def _check_four(name: str, given: Tensor, shape: Shape, device: torch.device) -> Tensor:
+    *_, q_len, kv_len = shape
+    if given.device != device:
+        raise MultiheadError(
+            asked=f"a {name} on the device of q",
+            arrived=f"{name} on {given.device}, q on {device}",
+            remedy=f"pass `{name}.to(q.device)`",
+        )
+    four = given[None, None] if given.ndim == 2 else given
+    if four.ndim == 4 and all(have in (1, want) for have, want in zip(four.shape, shape, strict=True)):
+        return four
+    raise MultiheadError(
+        asked=f"a {name} of shape (q_len, kv_len) = ({q_len}, {kv_len}) or (batch, heads, q_len, kv_len) = {shape}; "
+        "any size may be 1",
+        arrived=f"{name} of shape {tuple(given.shape)}",
+        remedy=_shape_remedy(name, given.ndim),
+    )
+
+
+def _shape_remedy(name: str, ndim: int) -> str:
+    if ndim == 3:
+        return (
+            f"three dimensions are ambiguous: `{name}[:, None]` if the first is the batch, `{name}[None]` if it is "
+            f"the heads, `{name}.unflatten(0, (batch, heads))` if it is both"
+        )
+    if ndim == 2 and name == "mask":
+        return "for a mask (batch, kv_len) of real tokens pass `padding(mask)` or `mask[:, None, None]`"
+    return f"reshape or expand the {name} to one of these shapes"
+
+
+def check_counts(name: str, has: Sequence[int | None], want: Sequence[int]) -> None:
+    """Refuses a pattern, bias or sinks made for another batch or other heads; None goes with any."""
+    for axis, have, wanted in zip(("batch", "heads"), has, want, strict=True):
+        if have is not None and have not in (1, wanted):
+            raise MultiheadError(
+                asked=f"a {name} for {axis}={wanted}, like q",
+                arrived=f"{name} for {axis}={have}",
+                remedy=f"build it for {axis}={wanted}" + (" (query heads, not kv_heads)" if axis == "heads" else ""),
+            )
+
+
+def check_alignment(q_len: int, kv_len: int, q_offset: int | None, positional: Sequence[str]) -> int | None:
+    """The position of the first query; None where nothing depends on it and nothing gives it.
+
+    Args:
+        q_len: Number of queries.
+        kv_len: Number of keys.
+        q_offset: As the caller gave it.
+        positional: What in the call depends on positions, in words.
+    """
+    if q_offset is not None or q_len == kv_len:
+        return q_offset or 0
+    if not positional:
+        return None
+    last = kv_len - q_len
+    raise MultiheadError(
+        asked=f"{' and '.join(positional)} with q_len != kv_len: the answer depends on the positions of the queries",
+        arrived=f"q_len={q_len}, kv_len={kv_len}, q_offset=None",
+        remedy=f"pass q_offset=0 (top-left: queries at positions 0..{q_len - 1}, the first query at the first key) or "
+        f"q_offset=kv_len-q_len={last} (bottom-right: positions {last}..{kv_len - 1}, the last query at the last key, "
+        "as with a cache)",
+    )
+
+
+def _seen(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}".replace("torch.", "")

@@ -1,0 +1,74 @@
+"""What the derivatives of our kernels cover: one backward pass. The rest is refused, naming the backend that can."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from multihead.error import MultiheadError
+
+
+class FirstOrder(torch.autograd.Function):
+    """A function with a gradient, without second derivatives, forward-mode derivatives or vmap."""
+
+    def __init_subclass__(cls) -> None:
+        # torch asks for the signature at every call, and making it takes longer than a small kernel.
+        setattr(cls.forward, "__signature__", inspect.signature(cls.forward))  # noqa: B010 - functions take attributes
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
+        """Refused."""
+        refuse("forward-mode derivatives (jvp)")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> NoReturn:
+        """Refused."""
+        refuse("torch.func.vmap")
+
+
+class _Last(FirstOrder):
+    """Hands gradients through and says, if they are to be differentiated again, what to do instead."""
+
+    @staticmethod
+    def forward(count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The first `count` tensors; the others are what they were made from."""
+        return tuple(tensor.clone() for tensor in tensors[:count])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> NoReturn:
+        """Refused."""
+        refuse("second derivatives")
+
+
+def last(grads: Sequence[Tensor], sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The gradients, guarded where a graph of the backward pass is asked for.
+
+    Args:
+        grads: What a backward pass computed.
+        sources: What it computed them from.
+    """
+    return _Last.apply(len(grads), *grads, *sources) if torch.is_grad_enabled() else tuple(grads)
+
+
+def refuse(what: str, *, backend: str = "reference") -> NoReturn:
+    """Raises the error that names the backend to select.
+
+    Args:
+        what: The derivative that was asked for.
+        backend: The one that has it.
+
+    Raises:
+        MultiheadError: Always.
+    """
+    cost = ", which has all of them and stores every weight" if backend == "reference" else ""
+    raise MultiheadError(
+        asked=f"{what} of an attention call",
+        arrived="a backend whose derivatives do not go that far",
+        remedy=f'call it with backend="{backend}"{cost}',
+    )

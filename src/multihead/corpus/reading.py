@@ -1,0 +1,236 @@
+"""Reading texts from files and folders: what is read is read whole, what is not read is named."""
+
+import json
+import os
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import overload
+
+from multihead.corpus.text import Text
+from multihead.error import MultiheadError
+
+SUFFIXES = (".txt", ".md", ".jsonl")
+"""Endings of the files that are read from folders; a file named by itself is read whatever its ending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A file or folder that was met and not read.
+
+    Args:
+        path: Where it lies.
+        reason: Why it was left out.
+    """
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading(Sequence[Text]):
+    """The texts that were read, as a sequence, and what was left out.
+
+    Args:
+        texts: The documents, in the order of the paths given; folders in the order of their files' names.
+        skipped: Files and folders met within a folder and not read, each with its reason.
+    """
+
+    texts: tuple[Text, ...]
+    skipped: tuple[Skipped, ...]
+
+    @overload
+    def __getitem__(self, index: int) -> Text: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Text, ...]: ...
+    def __getitem__(self, index: int | slice) -> Text | tuple[Text, ...]:
+        """One text, or some."""
+        return self.texts[index]
+
+    def __len__(self) -> int:
+        """How many texts were read."""
+        return len(self.texts)
+
+
+def read_texts(paths: str | Path | Sequence[str | Path]) -> Reading:
+    r"""Read documents from files and folders.
+
+    A `.jsonl` file gives one document a row, from the field `"text"`; any other file is one document. Folders are
+    read through, in the order of names, for `*.txt`, `*.md` and `*.jsonl`; hidden files, links to folders and files of
+    other kinds are listed in `skipped`. Line ends become `\n`, and a byte order mark is taken off.
+
+    Args:
+        paths: Files and folders. A path met twice is read once and listed.
+
+    Returns:
+        The texts with distinct names: the file's name within its folder, made longer where two would be the same.
+
+    Raises:
+        MultiheadError: A path does not exist or cannot be read; a file is binary, not UTF-8 (file and byte offset are
+            named), empty or blank; a row is not an object with a text; there is nothing to read.
+
+    Example:
+        `read_texts(["letters/", "diary.md"])`
+    """
+    given = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+    found: dict[Path, tuple[Path, str]] = {}
+    skipped: list[Skipped] = []
+    for path in given:
+        for file, name, reason in _met(path):
+            if not reason and file.resolve() in found:
+                reason = "it was read already"
+            if reason:
+                skipped.append(Skipped(file, reason))
+            else:
+                found[file.resolve()] = file, name
+    if not found:
+        endings = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
+        raise MultiheadError(
+            asked=f"texts to read: files, or folders with {endings}",
+            arrived=f"{', '.join(map(str, given)) or 'no path'}, with {len(skipped)} files of other kinds",
+            remedy="name a text file, or a folder that holds some",
+        )
+    names = _distinct([name for _, name in found.values()], list(found))
+    texts = tuple(
+        text for (file, _), name in zip(found.values(), names, strict=True) for text in _documents(file, name)
+    )
+    return Reading(texts, tuple(skipped))
+
+
+def _met(path: Path) -> Iterator[tuple[Path, str, str]]:
+    """Every file at a path: (file, name, reason to leave it out or empty)."""
+    if not path.exists():
+        raise MultiheadError(
+            asked=f"texts from {path}",
+            arrived="nothing of that name exists",
+            remedy="check the path for a typing error",
+        )
+    if not path.is_dir():
+        yield path, path.name, ""
+        return
+    for root, folders, files in os.walk(path, onerror=_cannot_list):
+        here = Path(root)
+        for folder in sorted(folders):
+            if reason := _folder_reason(here / folder):
+                yield here / folder, "", reason
+        folders[:] = sorted(folder for folder in folders if not _folder_reason(here / folder))
+        for file in sorted(files):
+            yield here / file, (here / file).relative_to(path).as_posix(), _file_reason(here / file)
+
+
+def _cannot_list(fault: OSError) -> None:
+    raise MultiheadError(
+        asked=f"the files of the folder {fault.filename}",
+        arrived=str(fault.strerror),
+        remedy="give yourself the right to read the folder, or name its files one by one",
+    ) from fault
+
+
+def _folder_reason(folder: Path) -> str:
+    if folder.name.startswith("."):
+        return "hidden folder"
+    return "link to a folder" if folder.is_symlink() else ""
+
+
+def _file_reason(file: Path) -> str:
+    if file.name.startswith("."):
+        return "hidden file"
+    if file.suffix.lower() not in SUFFIXES:
+        return f"not one of {', '.join(SUFFIXES)}"
+    return "" if file.is_file() else "not a regular file"
+
+
+def _distinct(names: list[str], files: list[Path]) -> list[str]:
+    """Names told apart: those that are shared take in parent folders until no two are the same."""
+    distinct = list(names)
+    while len(counts := Counter(distinct)) < len(distinct):
+        for place, file in enumerate(files):
+            if counts[distinct[place]] > 1:
+                depth = distinct[place].count("/") + 2
+                distinct[place] = "/".join(file.parts[-depth:])
+    return distinct
+
+
+def _documents(file: Path, name: str) -> Iterator[Text]:
+    if file.suffix.lower() == ".jsonl":
+        yield from _rows(file, name)
+        return
+    content = _decoded(_bytes(file), file, 0)
+    if not content.strip():
+        raise MultiheadError(
+            asked=f"a text in {file}",
+            arrived=f"{len(content)} characters, none of them visible",
+            remedy="write something into the file, or leave it out",
+        )
+    yield Text(name, content)
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as fault:
+        raise MultiheadError(
+            asked=f"the text in {file}",
+            arrived=str(fault.strerror),
+            remedy="give yourself the right to read the file",
+        ) from fault
+
+
+def _decoded(raw: bytes, file: Path, start: int) -> str:
+    """Text of some bytes that begin at an offset of a file."""
+    mark = len(BOM_UTF8) if raw.startswith(BOM_UTF8) else 0
+    nul = raw.find(b"\0")
+    if raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+        at, trouble, fix = 0, "a UTF-16 byte order mark", "convert it: iconv -f UTF-16 -t UTF-8"
+    elif nul >= 0:
+        at, trouble, fix = nul, "a NUL byte: the file is binary, or UTF-16", "name text files only"
+    else:
+        try:
+            return raw[mark:].decode().replace("\r\n", "\n").replace("\r", "\n")
+        except UnicodeDecodeError as fault:
+            at = mark + fault.start
+            trouble = f"the byte 0x{raw[at]:02x}, which is not UTF-8 there"
+            fix = "save it as UTF-8, for example: iconv -f LATIN1 -t UTF-8"
+    raise MultiheadError(asked=f"UTF-8 text in {file}", arrived=f"at byte offset {start + at}: {trouble}", remedy=fix)
+
+
+def _rows(file: Path, name: str) -> Iterator[Text]:
+    start, count = 0, 0
+    for number, raw in enumerate(_bytes(file).splitlines(keepends=True), start=1):
+        line = _decoded(raw, file, start)
+        start += len(raw)
+        if line.strip():
+            count += 1
+            yield Text(f"{name}:{number}", _text_of(line, f"{file}, line {number}"))
+    if not count:
+        raise MultiheadError(
+            asked=f'rows with a "text" in {file}', arrived="no row", remedy="write rows into the file, or leave it out"
+        )
+
+
+def _text_of(line: str, place: str) -> str:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as fault:
+        raise _not_a_row(place, f"no JSON ({fault})") from fault
+    text = row.get("text") if isinstance(row, dict) else None
+    if not isinstance(text, str):
+        keys = f"an object with {', '.join(map(repr, row)) or 'no field'}" if isinstance(row, dict) else repr(row)[:60]
+        raise _not_a_row(place, keys)
+    if not text.strip():
+        raise _not_a_row(place, "a text without a visible character")
+    try:
+        text.encode()
+    except UnicodeEncodeError as fault:
+        raise _not_a_row(place, f"half a surrogate pair at character {fault.start}") from fault
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _not_a_row(place: str, arrived: str) -> MultiheadError:
+    return MultiheadError(
+        asked=f'{place}: a JSON object with a string "text"',
+        arrived=arrived,
+        remedy='write one object a line: {"text": "..."}',
+    )

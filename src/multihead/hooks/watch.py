@@ -1,0 +1,229 @@
+"""Watching a model: every attention call, complete, while the model runs as it always does."""
+
+import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from multihead.attend import Problem
+from multihead.hooks.call import Call, Projection, Site, Tokens
+from multihead.hooks.kernel import check_kernel, problem_of
+from multihead.hooks.locate import no_attention
+from multihead.hooks.seam import KernelCall, tapped
+from multihead.hooks.tokens import TokenReader, past_of
+from multihead.hooks.trace import Trace, hooked
+
+_OWN_KERNEL = "multihead"
+_UNUSED = (
+    "no linear layer was fed the head outputs as they are: they are gated, reordered or split before it, or there is "
+    "none"
+)
+
+
+class Watched:
+    """A model under watch."""
+
+    def __init__(self) -> None:
+        self._sites: dict[Site, None] = {}
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Every site seen so far, in the order of its first call."""
+        return tuple(self._sites)
+
+    def see(self, site: Site) -> None:
+        """Note a site."""
+        self._sites.setdefault(site)
+
+
+@contextmanager
+def watching(model: nn.Module, on_call: Callable[[Call], None]) -> Generator[Watched, None, None]:
+    """Tell of every attention call of a model, which runs on its own kernels to its own, unchanged outputs.
+
+    `on_call` is called once a call, when its output projection is about to run, or, where that is not found, before
+    the next attention call of the model begins or the pass ends. An exception in `on_call` goes up through the model.
+    What happens within `model.generate` is seen token by token, at absolute positions. Layers run a second time by
+    gradient checkpoints are not told again. Calls made by another thread are told in that thread.
+
+    Everything is put back when the context closes, also after an exception. Watches may be nested, and several models
+    may be watched at once; each sees its own modules only.
+
+    Args:
+        model: A transformers model, or one built on `MultiHeadAttention`. It has to run under sdpa or eager kernels.
+        on_call: Gets each call. The tensors are the model's: read them, and keep no reference to them.
+
+    Yields:
+        What has been seen so far.
+
+    Raises:
+        MultiheadError: The model ran, and no attention passed through a seam we know; or it runs on a kernel whose mask
+            cannot be read.
+
+    Example:
+        >>> with watching(model, lambda call: print(call.site.module, call.problem.scores(slice(0, 1)).shape)):
+        ...     model(**inputs)  # doctest: +SKIP
+    """
+    watcher = _Watcher(model, on_call)
+    with ExitStack() as open_hooks:
+        open_hooks.enter_context(watcher.trace.followed())
+        for module in model.modules():
+            if isinstance(module, _linear_kinds()):
+                hooked(open_hooks, module.register_forward_pre_hook(watcher.feed))
+        open_hooks.enter_context(tapped(watcher, model))
+        yield watcher.watched
+        watcher.check_seen()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pending:
+    """A call that waits for its projection. It keeps the output alive, so that no other tensor takes its place."""
+
+    site: Site
+    problem: Problem
+    output: Tensor
+    residual: Tensor | None
+    queries: Tokens
+    keys: Tokens
+    kernel: str
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.pending: _Pending | None = None
+
+
+class _Watcher:
+    """The tap behind `watching`."""
+
+    def __init__(self, model: nn.Module, on_call: Callable[[Call], None]) -> None:
+        self.model, self.watched = model, Watched()
+        self._on_call = on_call
+        self._tokens = TokenReader()
+        self._local = _Local()
+        self._ran = False
+        self.trace = Trace(model, on_end=self._end_pass, on_leave=self._tokens.leave)
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self
+
+    def owns(self, module: nn.Module) -> bool:
+        return id(module) in self.trace.paths and not self.trace.backward
+
+    def begin(self, module: nn.Module) -> None:
+        self._tell(Projection(weight=None, reason=_UNUSED))
+
+    def gate(self, module: nn.Module, output: Tensor) -> Tensor:
+        return output
+
+    def end(self, module: nn.Module, call: KernelCall | Problem, output: Tensor) -> None:
+        site, frames = self.trace.site(module), self.trace.frames
+        kernel, problem = _OWN_KERNEL, call
+        if isinstance(call, KernelCall):
+            check_kernel(call.kernel)
+            kernel, problem = call.kernel, problem_of(call, past=self._offset(site, call))
+        assert isinstance(problem, Problem)
+        queries, keys = self._tokens.read(frames, site, problem)
+        self.watched.see(site)
+        self._local.pending = _Pending(
+            site=site,
+            problem=problem,
+            output=output,
+            residual=self._residual(problem),
+            queries=queries,
+            keys=keys,
+            kernel=kernel,
+        )
+
+    def feed(self, linear: nn.Module, args: tuple[Any, ...]) -> None:
+        """A linear layer is about to run: is it fed the head outputs?"""
+        pending = self._local.pending
+        fed = args[0] if args else None
+        if pending is not None and isinstance(fed, Tensor) and _is_same(fed, pending.output):
+            self._tell(_projection(linear, fed.shape[-1]))
+
+    def check_seen(self) -> None:
+        """Complain of a model that ran without any attention to be seen."""
+        if self._ran and not self.watched.sites:
+            raise no_attention(self.model, "it ran, and no attention call passed through")
+
+    def _offset(self, site: Site, call: KernelCall) -> int | None:
+        """Absolute position of the first query, where key 0 has position 0."""
+        past = past_of(self.trace.frames)
+        beyond = call.given["key"].shape[2] - call.given["query"].shape[2]
+        if site.cross:
+            return past or 0
+        if past is None:
+            return 0 if beyond == 0 else None
+        # A sliding cache holds the last keys only; a static one also places that are still empty.
+        return min(past, max(beyond, 0))
+
+    def _residual(self, problem: Problem) -> Tensor | None:
+        block = next((frame for frame in reversed(self.trace.frames) if frame.block), None)
+        hidden = None if block is None else block.hidden()
+        return hidden if hidden is not None and hidden.shape[:2] == (problem.batch, problem.q_len) else None
+
+    def _tell(self, projection: Projection) -> None:
+        pending, self._local.pending = self._local.pending, None
+        if pending is None:
+            return
+        self._on_call(
+            Call(
+                site=pending.site,
+                problem=pending.problem,
+                output=pending.output,
+                projection=projection,
+                residual=pending.residual,
+                queries=pending.queries,
+                keys=pending.keys,
+                kernel=pending.kernel,
+            )
+        )
+
+    def _end_pass(self, outermost: nn.Module | None) -> None:
+        if outermost is None:
+            self._local.pending = None
+            return
+        self._ran = True
+        self._tell(Projection(weight=None, reason=_UNUSED))
+        if outermost is self.model:
+            self.check_seen()
+
+
+def _is_same(fed: Tensor, output: Tensor) -> bool:
+    """Whether a tensor is the head outputs, concatenated: the same memory, or the same bits if copied."""
+    if (
+        fed.numel() != output.numel()
+        or fed.shape[-1] != output.shape[-2] * output.shape[-1]
+        or fed.dtype != output.dtype
+    ):
+        return False
+    if output.is_contiguous():
+        return fed.is_contiguous() and fed.data_ptr() == output.data_ptr()
+    # Concatenating heads that lie apart makes a copy.
+    return torch.equal(_bits(fed), _bits(output))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """As bytes, so that NaN equals itself."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _linear_kinds() -> tuple[type[nn.Module], ...]:
+    """Linear layers; GPT-2 has a class of its own, with the weight the other way round."""
+    utils = sys.modules.get("transformers.pytorch_utils")
+    return (nn.Linear,) if utils is None else (nn.Linear, utils.Conv1D)
+
+
+def _projection(linear: nn.Module, inner: int) -> Projection:
+    weight = linear.weight
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
+        return Projection(weight=None, reason=f"the weight of {type(linear).__name__} is packed")
+    weight = weight if isinstance(linear, nn.Linear) else weight.t()
+    if weight.shape[1] != inner:
+        return Projection(weight=None, reason=f"the weight of {type(linear).__name__} is packed")
+    return Projection(weight=weight)

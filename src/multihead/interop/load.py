@@ -1,0 +1,242 @@
+"""Models and tokenizers of transformers, from a folder or by name, loaded without running anyone's code."""
+
+import contextlib
+import io
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from multihead.error import MultiheadError
+from multihead.interop.quiet import quiet_transformers
+from multihead.interop.weights import check_weights
+
+# Without its files transformers 5 builds a tokenizer of special tokens alone, and reads every text as unknown.
+_FEWEST_TOKENS = 2
+_LAYER = re.compile(r"\.\d+\.")
+_SHOWN = 3
+_CONVERT = (
+    "from transformers import AutoModel; AutoModel.from_pretrained(NAME).save_pretrained(FOLDER) writes safetensors, "
+    "once, where you trust the file; then load FOLDER"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoadedModel:
+    """A model that is ready to run.
+
+    Args:
+        model: In evaluation mode, on the device asked for.
+        tokenizer: Its tokenizer; None for models that read no tokens (ViT).
+        name: As the caller named it.
+    """
+
+    model: nn.Module
+    tokenizer: Any
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """Where a model lies: a folder or a hub name, and the GGUF file in it if it is one."""
+
+    name: str
+    place: str
+    gguf: str | None
+    local: bool
+    pickled: bool
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What every `from_pretrained` gets."""
+        return {"trust_remote_code": False} | ({"gguf_file": self.gguf} if self.gguf else {})
+
+
+def load_model(
+    source: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    tokenizer: Any = None,
+) -> LoadedModel:
+    """Load a transformers model with its tokenizer.
+
+    The class is the one `config.architectures` names (causal, masked, sequence to sequence, encoder, ...), without one
+    `AutoModelForCausalLM` for a GGUF file and `AutoModel` else. Attention is sdpa where the model supports it, else its
+    eager code (softcaps and sinks need that). No code from the model's folder is run. Weights are read from safetensors
+    or GGUF; a `pytorch_model.bin` is read from a local folder only, by torch's restricted reader, which builds tensors
+    and calls nothing. With `HF_HUB_OFFLINE=1` no network is touched. Transformers' own messages are silenced meanwhile.
+
+    Args:
+        source: A folder, a `.gguf` file, a folder with one, or a name on the hub.
+        dtype: Of the weights; None is float32 on a CPU and what is stored elsewhere.
+        device: Where to put the model.
+        tokenizer: Take this one instead of the model's.
+
+    Returns:
+        The model with its tokenizer.
+
+    Raises:
+        MultiheadError: There is no such model, or no tokenizer; weights are missing, pickled or not finite; a package
+            or the device is missing.
+
+    Example:
+        >>> loaded = load_model("folder/with/a/model")  # doctest: +SKIP
+        >>> loaded.model(**loaded.tokenizer("A text.", return_tensors="pt"))  # doctest: +SKIP
+    """
+    found = _find(source)
+    device = _checked_device(device)
+    if dtype is None and device.type == "cpu":
+        dtype = torch.float32
+    try:
+        import transformers
+    except ImportError as missing:
+        raise _missing_package(found, str(missing)) from missing
+    progress = contextlib.redirect_stderr(io.StringIO()) if found.gguf else contextlib.nullcontext()
+    with quiet_transformers(), progress:
+        kind, config = _class_of(transformers, found)
+        model = _model(kind, found, {"dtype": dtype or "auto"} | ({"config": config} if config else {}))
+        tokenizer = tokenizer if tokenizer is not None else _tokenizer(transformers, found, model)
+    check_weights(model)
+    return LoadedModel(model=model.to(device).eval(), tokenizer=tokenizer, name=found.name)
+
+
+def _find(source: str | Path) -> _Source:
+    path = Path(source).expanduser()
+    name = str(source)
+    if path.is_file() and path.suffix == ".gguf":
+        return _Source(name=name, place=str(path.parent), gguf=path.name, local=True, pickled=False)
+    if not path.is_dir():
+        if path.exists() or isinstance(source, Path) or name.startswith((".", "/", "~")):
+            raise MultiheadError(
+                asked="a folder with a model, a .gguf file, or a name on the hub",
+                arrived=f"{name}: {'a file of another kind' if path.exists() else 'no such folder'}",
+                remedy="give the folder that holds config.json",
+            )
+        return _Source(name=name, place=name, gguf=None, local=False, pickled=False)
+    if (path / "config.json").is_file():
+        safe, pickled = any(path.glob("*.safetensors")), any(path.glob("pytorch_model*.bin"))
+        if not (safe or pickled):
+            raise MultiheadError(
+                asked=f"a model in {name}",
+                arrived="config.json, but no weights (model*.safetensors)",
+                remedy="complete the folder: model.save_pretrained(folder) writes both",
+            )
+        return _Source(name=name, place=str(path), gguf=None, local=True, pickled=pickled and not safe)
+    ggufs = sorted(file.name for file in path.glob("*.gguf"))
+    if len(ggufs) == 1:
+        return _Source(name=name, place=str(path), gguf=ggufs[0], local=True, pickled=False)
+    raise MultiheadError(
+        asked=f"a model in {name}",
+        arrived=f"{len(ggufs)} .gguf files: {', '.join(ggufs)}" if ggufs else "neither config.json nor a .gguf file",
+        remedy="name the .gguf file itself" if ggufs else "give the folder that model.save_pretrained(folder) wrote",
+    )
+
+
+def _checked_device(device: str | torch.device) -> torch.device:
+    try:
+        checked = torch.device(device)
+        torch.empty(0, device=checked)
+    except (RuntimeError, AssertionError, NotImplementedError) as fault:
+        raise MultiheadError(
+            asked=f"the device {device}",
+            arrived=str(fault).splitlines()[0],
+            remedy="pass device='cpu', or one this build of torch has",
+        ) from fault
+    return checked
+
+
+def _class_of(transformers: Any, found: _Source) -> tuple[Any, Any]:
+    """The class to load, and its config; a GGUF file's is read with its weights."""
+    if found.gguf:
+        return transformers.AutoModelForCausalLM, None
+    config = _told(found, lambda: transformers.AutoConfig.from_pretrained(found.place, **found.options))
+    for architecture in config.architectures or ():
+        kind = getattr(transformers, architecture, None)
+        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
+            return kind, config
+    return transformers.AutoModel, config
+
+
+def _model(kind: Any, found: _Source, options: Mapping[str, Any]) -> nn.Module:
+    stored = {} if found.gguf else {"use_safetensors": not found.pickled}
+    try:
+        loaded: tuple[nn.Module, Mapping[str, Any]] = _told(
+            found,
+            lambda: kind.from_pretrained(
+                found.place, output_loading_info=True, weights_only=True, **found.options, **stored, **options
+            ),
+        )
+    except ImportError as missing:
+        raise _missing_package(found, str(missing)) from missing
+    model, told = loaded
+    # A new head on top may be unknown to the file; a layer may not: it would be made of random numbers.
+    absent = sorted(key for key in told["missing_keys"] if _LAYER.search(key))
+    if absent:
+        raise MultiheadError(
+            asked=f"the weights of {type(model).__name__} in {found.name}",
+            arrived=f"{len(absent)} of its layers' parameters are not there: {', '.join(absent[:_SHOWN])}",
+            remedy="give the folder of a complete model: config.json and weights of the same architecture",
+        )
+    return model
+
+
+def _tokenizer(transformers: Any, found: _Source, model: nn.Module) -> Any:
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(found.place, **found.options)
+    # What it raises without its files depends on the family: OSError, ValueError, TypeError, KeyError, ...
+    except Exception as fault:
+        if getattr(model, "main_input_name", "input_ids") != "input_ids":
+            return None
+        raise _no_tokenizer(found, _first_line(fault)) from fault
+    plain = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
+    if len(plain) < _FEWEST_TOKENS:
+        raise _no_tokenizer(found, f"{type(tokenizer).__name__} with {len(plain)} tokens besides the special ones")
+    return tokenizer
+
+
+def _told(found: _Source, load: Callable[[], Any]) -> Any:
+    """Run a loader of transformers; what it cannot load is told in our words."""
+    try:
+        return load()
+    except (OSError, ValueError, KeyError, RuntimeError) as fault:
+        text = str(fault)
+        if "safetensors" in text and not found.gguf:
+            raise MultiheadError(
+                asked=f"the weights of {found.name} as safetensors",
+                arrived=_first_line(fault),
+                remedy=f"a .bin is a pickle, which can run code, and is not fetched; {_CONVERT}",
+            ) from fault
+        raise MultiheadError(
+            asked=f"the model {found.name}",
+            arrived=f"{type(fault).__name__}: {_first_line(fault)}",
+            remedy="check the folder: config.json must name a model_type of transformers"
+            if found.local
+            else "check the name and the connection (HF_HUB_OFFLINE=1 allows only what was fetched before), or give a "
+            "folder; `multihead models` lists models that come in a package",
+        ) from fault
+
+
+def _no_tokenizer(found: _Source, arrived: str) -> MultiheadError:
+    return MultiheadError(
+        asked=f"the tokenizer of {found.name}",
+        arrived=arrived,
+        remedy="put its files beside the model (tokenizer.save_pretrained(folder)), or pass tokenizer=",
+    )
+
+
+def _missing_package(found: _Source, arrived: str) -> MultiheadError:
+    return MultiheadError(
+        asked=f"to load {found.name}",
+        arrived=arrived.strip().splitlines()[0] if arrived.strip() else "a package is missing",
+        remedy="pip install 'multihead[hf]' (transformers, and gguf and accelerate for .gguf files)",
+    )
+
+
+def _first_line(fault: BaseException) -> str:
+    lines = str(fault).strip().splitlines()
+    return lines[0] if lines else type(fault).__name__

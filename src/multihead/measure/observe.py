@@ -1,0 +1,135 @@
+"""Run a model over batches and measure every head of it."""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from multihead.corpus import TokenClasses
+from multihead.error import MultiheadError
+from multihead.hooks import Call, watching
+from multihead.measure.batch import Batch
+from multihead.measure.recorder import Recorder
+from multihead.measure.scene import Target
+from multihead.measure.statistic import DEFAULT, Statistic
+from multihead.pattern import Pattern
+from multihead.record import Document, HeadStatistics
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during `observe`. What was measured until then is kept.
+
+    Args:
+        statistics: The record of the documents that were finished.
+    """
+
+    def __init__(self, statistics: HeadStatistics) -> None:
+        super().__init__(f"interrupted after {len(statistics.documents)} documents")
+        self.statistics = statistics
+
+
+def observe(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    *,
+    documents: Sequence[Document],
+    statistics: Sequence[Statistic] = DEFAULT,
+    targets: Mapping[str, Target] | None = None,
+    classes: TokenClasses | None = None,
+    name: str = "",
+    on_document: Callable[[int], None] | None = None,
+) -> HeadStatistics:
+    """Measure every attention head of a model, exactly, in memory that grows with the length and not its square.
+
+    The model runs as it is, on its own kernels, in eval mode and without gradients; its training flags are put back.
+    Each row of each batch is measured by itself and added to its document in float64, so that the record of two lists
+    of documents is, bit for bit, the merge of their records, if their batches are the same.
+
+    Args:
+        model: A transformers model, or one built on `MultiHeadAttention`.
+        batches: What the model gets, in order.
+        documents: What the rows of the batches belong to; each has at least one row.
+        statistics: What to measure.
+        targets: Patterns by name, on top of the token before ("previous"), after ("next") and itself ("self"). For each
+            the weight on its pairs (`NAME`) and the share of rows whose largest weight is on one (`NAME_argmax`) are
+            measured, over rows that see one. Positions count from the first real token of a row. A list holds one
+            pattern for each document.
+        classes: Classes of tokens and which are special, from `token_classes`; None leaves them out.
+        name: Name of the model in the record.
+        on_document: Called with the index of each document when it is finished.
+
+    Returns:
+        The record: one row for each document, one column for each head.
+
+    Raises:
+        MultiheadError: No batches, or they do not fit the documents; token ids without a class; a name taken twice; or
+            no attention to be seen.
+        Interrupted: Ctrl-C; `.statistics` holds the documents finished until then.
+
+    Example:
+        >>> batch = Batch(inputs=dict(tokenizer("A text.", return_tensors="pt")), document=(0,))  # doctest: +SKIP
+        >>> document = Document(name="text", digest="", tokens=5)  # doctest: +SKIP
+        >>> observe(model, [batch], documents=[document])["L0.H0"].entropy  # doctest: +SKIP
+        1.27
+    """
+    last = _last_batch(batches, documents)
+    _check_targets(targets or {}, documents)
+    recorder = Recorder(statistics, targets=targets, classes=classes)
+    finished: list[int] = []
+    current: tuple[int, ...] = ()
+
+    def take(call: Call) -> None:
+        recorder.take(call, current)
+
+    try:
+        with _evaluating(model), torch.no_grad(), watching(model, take):
+            for place, batch in enumerate(batches):
+                current = batch.document
+                model(**batch.inputs)
+                for document in sorted({index for index in batch.document if last[index] == place}):
+                    finished.append(document)
+                    if on_document is not None:
+                        on_document(document)
+    except KeyboardInterrupt as stop:
+        raise Interrupted(recorder.record(name, documents, sorted(finished))) from stop
+    return recorder.record(name, documents, range(len(documents)))
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Generator[None]:
+    """Eval mode, every module's own flag put back after."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _last_batch(batches: Sequence[Batch], documents: Sequence[Document]) -> dict[int, int]:
+    """The last batch that holds a row of each document."""
+    last = {index: place for place, batch in enumerate(batches) for index in batch.document}
+    lost = sorted(set(range(len(documents))) - last.keys())
+    strange = sorted(last.keys() - set(range(len(documents))))
+    if not batches or lost or strange:
+        told = [f"{len(batches)} batches, {len(documents)} documents"]
+        told += [f"no row of document {lost[0]}"] * bool(lost)
+        told += [f"rows of document {strange[0]}"] * bool(strange)
+        raise MultiheadError(
+            asked="batches with rows of every document",
+            arrived=", ".join(told),
+            remedy="pass the documents the batches were cut from; Batch.document counts them from 0",
+        )
+    return last
+
+
+def _check_targets(targets: Mapping[str, Target], documents: Sequence[Document]) -> None:
+    for name, given in targets.items():
+        if not isinstance(given, Pattern) and len(given) != len(documents):
+            raise MultiheadError(
+                asked=f"one pattern for all documents or one for each of {len(documents)} as target {name!r}",
+                arrived=f"{len(given)} patterns",
+                remedy="pass a pattern, or a list as long as `documents`",
+            )

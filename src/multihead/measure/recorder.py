@@ -1,0 +1,112 @@
+"""From calls to records: measures each call as it comes and keeps the sums."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from multihead.corpus import TokenClasses
+from multihead.error import MultiheadError
+from multihead.hooks import Call, Site
+from multihead.measure.ledger import Ledger
+from multihead.measure.scene import Target, build_scene
+from multihead.measure.statistic import DEFAULT_TARGETS, Statistic, target, token_class
+from multihead.measure.sweep import sweep
+from multihead.record import Document, HeadStatistics, Quantity
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class Recorder:
+    """Measures calls and adds them up by document.
+
+    Args:
+        statistics: What to measure.
+        targets: Patterns by name, besides the default ones.
+        classes: Classes of tokens and which are special, or None.
+
+    Raises:
+        MultiheadError: A name is no identifier or is taken twice.
+    """
+
+    def __init__(
+        self,
+        statistics: Sequence[Statistic],
+        *,
+        targets: Mapping[str, Target] | None = None,
+        classes: TokenClasses | None = None,
+    ) -> None:
+        self._targets = {**DEFAULT_TARGETS, **(targets or {})}
+        self._classes = classes
+        self._statistics: tuple[Statistic, ...] = (
+            *statistics,
+            *(target(name) for name in self._targets),
+            *([token_class(classes.names)] if classes is not None and classes.names else []),
+        )
+        self._ledger = Ledger(_checked(self._statistics))
+        self._factors = _Factors()
+
+    def take(self, call: Call, documents: Sequence[int]) -> None:
+        """Measure one call.
+
+        Args:
+            call: What was seen.
+            documents: Document of each row the model was fed.
+        """
+        if not (call.problem.batch and call.problem.q_len and call.problem.kv_len):
+            return
+        with torch.no_grad():
+            scene = build_scene(
+                call,
+                documents,
+                vocabulary=self._classes,
+                targets=self._targets,
+                factor=self._factors.of(call),
+            )
+            self._ledger.add(*sweep(scene, self._statistics))
+
+    def record(self, name: str, documents: Sequence[Document], finished: Sequence[int]) -> HeadStatistics:
+        """The record of the documents that are finished, in order."""
+        return self._ledger.record(name, documents, finished)
+
+
+class _Factors:
+    """For each head a small matrix R with ||R o|| = ||W_O o||: the triangular factor of its part of the projection.
+
+    It is found once for each layer and again when the weight was changed.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Site, tuple[Tensor, int, Tensor]] = {}
+
+    def of(self, call: Call) -> Tensor | None:
+        weight = call.projection.weight
+        if weight is None:
+            return None
+        known = self._known.get(call.site)
+        if known is not None and known[0] is weight and known[1] == weight._version:
+            return known[2]
+        per_head = weight.detach().double().unflatten(1, (call.problem.heads, -1)).transpose(0, 1)
+        factor = torch.linalg.qr(per_head, mode="r").R.to(call.problem.wide)
+        self._known[call.site] = weight, weight._version, factor
+        return factor
+
+
+def _checked(statistics: Sequence[Statistic]) -> tuple[Quantity, ...]:
+    quantities = tuple(quantity for statistic in statistics for quantity in statistic.quantities)
+    names = [quantity.name for quantity in quantities]
+    for place, name in enumerate(names):
+        if not _NAME.fullmatch(name):
+            raise MultiheadError(
+                asked="statistics and targets named by small letters, digits and _, a letter first",
+                arrived=repr(name),
+                remedy="give it another name, e.g. 'gold_pairs'",
+            )
+        if name in names[:place]:
+            raise MultiheadError(
+                asked="one name for each statistic and target (a target also takes NAME_argmax)",
+                arrived=f"{name!r} twice",
+                remedy="give the target another name, or leave the statistic out",
+            )
+    return quantities

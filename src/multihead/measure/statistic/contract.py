@@ -1,0 +1,69 @@
+"""What a statistic is: its definition, and a pure function from weights to sums."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from jaxtyping import Float64
+from torch import Tensor
+
+from multihead.measure.scene import Scene
+from multihead.measure.tile import Tile, Whole
+from multihead.record import Quantity
+
+Facts = TypeVar("Facts")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contribution:
+    """What some rows add to a statistic.
+
+    Args:
+        sum: Sums (the largest value where the quantity's fold is "max").
+        count: How much stands behind them, or None for the number of rows that count in the statistics of weights.
+    """
+
+    sum: Float64[Tensor, "batch heads *shape"]
+    count: Float64[Tensor, "batch heads *shape"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A statistic that cannot be taken here, with the reason in one sentence."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OfTile(Generic[Facts]):
+    """A statistic that needs the weights: it is taken tile by tile and added up.
+
+    Args:
+        quantities: What it measures.
+        prepare: What the tiles need of the call, worked out once.
+        take: The contributions of a tile, one for each quantity.
+    """
+
+    quantities: tuple[Quantity, ...]
+    prepare: Callable[[Scene], Facts | Missing]
+    take: Callable[[Tile, Facts], tuple[Contribution, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OfWhole:
+    """A statistic of what is known of each row and key once all were seen.
+
+    Args:
+        quantities: What it measures.
+        take: The contributions of a call, one for each quantity.
+    """
+
+    quantities: tuple[Quantity, ...]
+    take: Callable[[Whole], tuple[Contribution | Missing, ...]]
+
+
+Statistic = OfTile[Any] | OfWhole
+
+
+def nothing(scene: Scene) -> None:
+    """For statistics that need nothing of the call but its weights."""

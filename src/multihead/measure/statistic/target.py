@@ -1,0 +1,99 @@
+"""Weight on the pairs of a named pattern, and how often the largest weight lies on one."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from multihead.measure.scene import Scene, Target
+from multihead.measure.statistic.contract import Contribution, OfTile
+from multihead.measure.statistic.pairs import hit
+from multihead.measure.tile import Tile
+from multihead.pattern import Pattern, distance
+from multihead.record import Quantity
+
+DEFAULT_TARGETS: Mapping[str, Target] = MappingProxyType(
+    {"previous": distance(1), "next": distance(-1), "self": distance(0)}
+)
+_TITLES = {"previous": "the token before", "next": "the token after", "self": "its own token"}
+
+
+def target(name: str) -> OfTile[tuple[Pattern, ...]]:
+    """The statistic of one pattern.
+
+    Args:
+        name: Its name among the targets of the scene.
+    """
+
+    def prepare(scene: Scene) -> tuple[Pattern, ...]:
+        given = scene.targets[name]
+        return (given,) if isinstance(given, Pattern) else tuple(given[document] for document in scene.documents)
+
+    words = _TITLES.get(name, name)
+    return OfTile(
+        quantities=(
+            Quantity(
+                name=name,
+                title=f"weight on {words}",
+                unit="share",
+                formula=f"mean of sum_j A_ij [(i, j) in {name}] over rows that see such a key",
+            ),
+            Quantity(
+                name=f"{name}_argmax",
+                title=f"largest weight on {words}",
+                unit="share",
+                formula=f"share of rows whose largest weight (first of equals) is in {name}, of those that see a pair",
+            ),
+        ),
+        prepare=prepare,
+        take=take,
+    )
+
+
+def take(tile: Tile, facts: Sequence[Pattern]) -> tuple[Contribution, Contribution]:
+    """Mass and argmax rate of every row that sees a pair."""
+    cols = _reached(tile, facts)
+    found = hit(tile, _inside(tile, facts, cols), cols)
+    within = (tile.top_key >= cols.start) & (tile.top_key < cols.stop)
+    place = (tile.top_key - cols.start).clamp(0, cols.stop - cols.start - 1)
+    inside = found.inside.expand(*place.shape, -1).gather(-1, place[..., None])[..., 0]
+    weight = found.weight()
+    top = (found.counted & within & inside).sum(-1, dtype=torch.float64)
+    return weight, Contribution(top, weight.count)
+
+
+def _reached(tile: Tile, patterns: Sequence[Pattern]) -> slice:
+    """The keys of the tile among which all pairs lie, at least one."""
+    centers = tile.centers()
+    lefts, rights = zip(*(pattern.reach for pattern in patterns), strict=True)
+    low, high = tile.cols.start, tile.cols.stop
+    if None not in lefts:
+        low = max(low, int(centers.min()) - max(lefts))
+    if None not in rights:
+        high = min(high, int(centers.max()) + max(rights) + 1)
+    low = min(max(low, tile.cols.start), tile.cols.stop - 1)
+    return slice(low, min(max(high, low + 1), tile.cols.stop))
+
+
+def _inside(tile: Tile, patterns: Sequence[Pattern], cols: slice) -> Bool[Tensor, "_ _ rows cols"]:
+    """The pairs of the patterns, positions counted from the first real token."""
+    scene = tile.scene
+    # Padding does not count; it gets the position of a real token, so that no pattern is asked beyond its length.
+    span = scene.queries.span if scene.call.site.cross else scene.keys.span
+    q: Int[Tensor, "_ rows"] = torch.minimum(scene.q_pos[:, tile.rows].clamp(min=0), span - 1)
+    places = torch.arange(cols.start, cols.stop, device=q.device)
+    k = torch.minimum((places - scene.keys.first).clamp(min=0), scene.keys.span - 1)
+    if len(patterns) == 1:
+        return patterns[0].allows(_one(q), _one(k))
+    batch = len(patterns)
+    q, k = q.expand(batch, -1), k.expand(batch, -1)
+    found = [pattern.allows(q[row], k[row]) for row, pattern in enumerate(patterns)]
+    heads = max(part.shape[1] for part in found)
+    return torch.cat([part.expand(-1, heads, -1, -1) for part in found])
+
+
+def _one(positions: Tensor) -> Tensor:
+    """Positions without their batch axis where all rows are alike."""
+    return positions[0] if positions.shape[0] == 1 else positions

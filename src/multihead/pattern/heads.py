@@ -1,0 +1,83 @@
+"""One pattern for each query head."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int, Int8
+from torch import Tensor
+
+from multihead.error import MultiheadError
+from multihead.pattern.algebra import Pattern
+from multihead.pattern.check import merged_batch
+from multihead.pattern.held import Held
+from multihead.pattern.law import Facts, farthest
+from multihead.pattern.show import Spot
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class PerHead(Pattern):
+    """Head h has part h."""
+
+    parts: tuple[Pattern, ...]
+
+    def _facts(self) -> Facts:
+        facts = [part._facts() for part in self.parts]
+        return Facts(
+            batch=merged_batch([fact.batch for fact in facts]),
+            heads=len(self.parts),
+            positional=any(fact.positional for fact in facts),
+            reach=(farthest([fact.reach[0] for fact in facts]), farthest([fact.reach[1] for fact in facts])),
+            window=facts[0].window if all(fact.window == facts[0].window for fact in facts) else None,
+        )
+
+    def _contains(self, q: Int[Tensor, "_ 1 rows 1"], k: Int[Tensor, "_ 1 1 cols"]) -> Bool[Tensor, "_ _ _ _"]:
+        return torch.cat(torch.broadcast_tensors(*(part._contains(q, k) for part in self.parts)), 1)
+
+    def _classify(self, rows: Int[Tensor, " rows"], cols: Int[Tensor, " cols"]) -> Int8[Tensor, "_ _ _ _"]:
+        return torch.cat(torch.broadcast_tensors(*(part._classify(rows, cols) for part in self.parts)), 1)
+
+    def _text(self) -> str:
+        return f"per_head({', '.join(part._text() for part in self.parts)})"
+
+    def _identity(self) -> object:
+        return self.parts
+
+    def _held(self) -> tuple[Held, ...]:
+        return tuple(held for part in self.parts for held in part._held())
+
+    def _offsets(self) -> frozenset[int]:
+        return frozenset[int]().union(*(part._offsets() for part in self.parts))
+
+    def _shifted(self, offset: int) -> Pattern:
+        return PerHead(tuple(part.at(q_offset=offset) for part in self.parts))
+
+    def _words(self, spot: Spot) -> str:
+        return self.parts[spot.head]._words(spot)
+
+
+def per_head(patterns: Sequence[Pattern]) -> Pattern:
+    """A pattern for each query head: head h sees what patterns[h] allows.
+
+    Args:
+        patterns: One for each head, in order; none of them may differ by head itself.
+
+    Raises:
+        MultiheadError: The list is empty, a part differs by head already, or batch sizes differ.
+
+    Example:
+        >>> from multihead.pattern import causal, distance
+        >>> per_head([causal(), distance(1)]).mask(2, 2).int().tolist()
+        [[[[1, 0], [1, 1]], [[0, 0], [1, 0]]]]
+    """
+    parts = tuple(patterns)
+    if not parts or any(part.heads is not None for part in parts):
+        raise MultiheadError(
+            asked="per_head(patterns): one pattern for each head, each the same for all heads",
+            arrived=f"{len(parts)} patterns"
+            + "".join(f", {part} for {part.heads} heads" for part in parts if part.heads),
+            remedy="pass [pattern_of_head_0, pattern_of_head_1, ...]",
+        )
+    # Here, so that the error comes from the line that mixes batch sizes.
+    merged_batch([part.batch for part in parts])
+    return PerHead(parts)

@@ -1,0 +1,69 @@
+"""Numbers as the page prints them: one way for the table, the card and the thresholds."""
+
+import math
+
+MISSING = "–"
+SHARES = frozenset({"share"})
+BARE = frozenset({"share", "ratio", "norm", "logit", "weight", "1", ""})
+"""Units that are not written behind a number: it carries its own, or the title says what it is."""
+
+
+def settle(value: float) -> float:
+    """The value with the six digits the page keeps: what is printed, judged and drawn must be one number."""
+    return float(f"{value:.6g}")
+
+
+def show(value: float, unit: str) -> str:
+    """Print one value: shares as per cent with one decimal, the rest with three digits, no value as a dash.
+
+    The script of the page prints in the same way, halves away from zero.
+
+    Args:
+        value: The value; NaN where there is none.
+        unit: Unit of the statistic; `"share"` is printed in per cent.
+
+    Example:
+        >>> show(0.6949, "share"), show(1.0512, "nats"), show(float("nan"), "nats")
+        ('69.5%', '1.05', '–')
+    """
+    if math.isnan(value):
+        return MISSING
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    size = abs(settle(value))
+    text = f"{math.floor(size * 1000 + 0.5) / 10:.1f}%" if unit in SHARES else _three_digits(size)
+    return f"−{text}" if value < 0 and text.strip("0.%") else text
+
+
+def round_share(value: float) -> float:
+    """A share as it is printed (in tenths of a per cent), so that a threshold is judged on what the reader sees."""
+    return math.floor(settle(value) * 1000 + 0.5) / 1000
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """`1 head`, `2 heads`, `1,024 heads`.
+
+    Args:
+        count: How many.
+        one: The noun for one.
+        many: The noun for several; `one` with an s if not given.
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def listing(parts: list[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+
+
+def _three_digits(size: float) -> str:
+    if size >= 1e7 or 0 < size < 0.0095:
+        power = math.floor(math.log10(size))
+        return f"{_half_up(size / 10.0**power, 1)}e{power}"
+    if size >= 999.5:
+        return f"{math.floor(size + 0.5):,}"
+    return _half_up(size, 2 if size < 9.995 else 1 if size < 99.95 else 0)
+
+
+def _half_up(size: float, digits: int) -> str:
+    return f"{math.floor(size * 10**digits + 0.5) / 10**digits:.{digits}f}"

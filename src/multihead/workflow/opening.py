@@ -1,0 +1,67 @@
+"""From a name to a model that is ready to be checked: packaged models, folders and hub names."""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from multihead.corpus import PACKAGED, PUBLISHED, SmilesTokenizer, Text, find_packaged
+from multihead.error import MultiheadError
+from multihead.interop import load_model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OpenedModel:
+    """A model, its tokenizer, and texts it can read.
+
+    Args:
+        model: In evaluation mode.
+        tokenizer: Its tokenizer.
+        name: What to call it.
+        texts: What to read where the user gives no text; None for the default texts.
+    """
+
+    model: nn.Module
+    tokenizer: Any
+    name: str
+    texts: Sequence[Text] | None = None
+
+
+def open_model(name: str, *, device: str = "cpu") -> OpenedModel:
+    """Load a model by the name of a package, a folder or a hub name.
+
+    Args:
+        name: A packaged name such as `"minilm"` (it wins over a folder of the same name; write `./minilm` for that), a
+            folder, a `.gguf` file, or a name on the hub.
+        device: Where to run.
+
+    Raises:
+        MultiheadError: There is no such model, or it cannot be loaded.
+
+    Example:
+        >>> opened = open_model("minilm")  # doctest: +SKIP
+    """
+    if name not in PACKAGED:
+        _check_spelling(name)
+        loaded = load_model(name, device=device)
+        return OpenedModel(model=loaded.model, tokenizer=loaded.tokenizer, name=name)
+    found = find_packaged(name)
+    smiles = found.model.tokenizer == "smiles"
+    tokenizer = SmilesTokenizer.from_folder(found.path) if smiles else None
+    loaded = load_model(found.path, device=device, tokenizer=tokenizer)
+    # A model of reactions reads no prose.
+    texts = tuple(Text(reaction.name, reaction.plain) for reaction in PUBLISHED) if smiles else None
+    return OpenedModel(model=loaded.model, tokenizer=loaded.tokenizer, name=name, texts=texts)
+
+
+def _check_spelling(name: str) -> None:
+    close = difflib.get_close_matches(name, PACKAGED, n=1)
+    if close and not Path(name).exists():
+        raise MultiheadError(
+            asked="a packaged model, a folder or a hub name",
+            arrived=repr(name),
+            remedy=f"did you mean {close[0]}? `multihead models` lists the packaged ones",
+        )

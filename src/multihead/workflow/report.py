@@ -1,0 +1,86 @@
+"""What a checkup gives back: the record with its page, ready to look at, query and save."""
+
+import tempfile
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from multihead.record import CheckupRecord, HeadStatistics, save_checkup
+from multihead.record import load_checkup as load_record
+from multihead.report import write_page
+
+PAGE = "index.html"
+
+
+class Report:
+    """The result of a checkup.
+
+    Args:
+        record: Everything that was measured.
+
+    Example:
+        >>> report = mh.checkup(model, tokenizer, ["A text to read.", "Another text."])  # doctest: +SKIP
+        >>> report.statistics["L3.H7"].entropy  # doctest: +SKIP
+        2.31
+        >>> report.save("checkup")  # doctest: +SKIP
+    """
+
+    def __init__(self, record: CheckupRecord) -> None:
+        self.record = record
+
+    @property
+    def statistics(self) -> HeadStatistics:
+        """Statistics of every head over the texts: `report.statistics["L3.H7"].entropy`."""
+        return self.record.texts
+
+    @property
+    def repeats(self) -> HeadStatistics | None:
+        """Statistics over random tokens repeated several times; None where they were not run."""
+        return self.record.repeats
+
+    def table(self) -> Any:
+        """One row a head with every statistic that is one number: a `pyarrow.Table` (`.to_pandas()` where wanted)."""
+        return pa.Table.from_pylist(self.record.texts.table())
+
+    def save(self, folder: str | Path = "checkup") -> Path:
+        """Write `index.html`, `record.json`, `record.safetensors` and `heads.parquet`, each whole or not at all.
+
+        Returns:
+            The path of the page.
+
+        Raises:
+            RecordError: The folder cannot be written.
+        """
+        folder = Path(folder)
+        # The record comes last: a folder that holds one holds everything.
+        write_page(self.record, folder / PAGE)
+        save_checkup(self.record, folder)
+        return folder / PAGE
+
+    def open(self) -> Path:
+        """Write the page to a temporary folder and show it in the browser.
+
+        Returns:
+            The path of the page.
+        """
+        page = self.save(Path(tempfile.mkdtemp(prefix="multihead-")))
+        webbrowser.open(page.as_uri())
+        return page
+
+    def __repr__(self) -> str:
+        texts = self.record.texts
+        tokens = sum(d.tokens for d in texts.documents)
+        state = "" if self.record.complete else ", interrupted"
+        size = f"{len(texts)} heads, {len(texts.documents)} texts, {tokens} tokens"
+        return f"Report({self.record.model.name!r}, {size}{state})"
+
+
+def load_checkup(folder: str | Path) -> Report:
+    """Read a checkup that `Report.save` or `multihead checkup --out` wrote.
+
+    Raises:
+        RecordError: A file is missing, damaged, or of another format.
+    """
+    return Report(load_record(Path(folder)))

@@ -1,0 +1,195 @@
+"""Random patterns with their meaning: each comes with a plain Python rule that shares no code with the library."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import hypothesis.strategies as st
+import torch
+
+from multihead import pattern as mp
+
+# Ids are long enough for every position the tests ask about, behind every shift a tree can pile up.
+ROOM = 96
+LONGEST = 14
+SHIFT = 2
+
+
+@dataclass
+class Known:
+    """A pattern and its rule(batch row, head, query, key) -> bool.
+
+    The pattern is made when a test asks for it: the type checks of the test run draw random numbers, which a strategy
+    must not do.
+    """
+
+    make: Callable[[], mp.Pattern]
+    rule: Callable[[int, int, int, int], bool]
+
+    @cached_property
+    def pattern(self):
+        return self.make()
+
+
+@dataclass(frozen=True)
+class World:
+    """The sizes that all parts of one random pattern share."""
+
+    batch: int | None
+    heads: int | None
+
+
+def worlds():
+    return st.builds(World, batch=st.sampled_from([None, 1, 2]), heads=st.sampled_from([None, None, 1, 3]))
+
+
+@st.composite
+def lengths(draw):
+    """(q_len, kv_len, q_offset)."""
+    return draw(st.integers(1, LONGEST)), draw(st.integers(1, LONGEST)), draw(st.integers(0, LONGEST))
+
+
+def relative():
+    """Patterns of the distance and the prefix: what can be asked at negative positions too."""
+    small = st.integers(0, 6)
+    return st.one_of(
+        st.just(Known(lambda: mp.everything(), lambda b, h, i, j: True)),
+        st.just(Known(lambda: mp.nothing(), lambda b, h, i, j: False)),
+        st.just(Known(lambda: mp.causal(), lambda b, h, i, j: j <= i)),
+        st.integers(1, 9).map(lambda w: Known(lambda: mp.sliding_window(w), lambda b, h, i, j: i - w < j <= i)),
+        st.tuples(small, small).map(
+            lambda s: Known(lambda: mp.band(*s), lambda b, h, i, j: j in range(i - s[0], i + s[1] + 1))
+        ),
+        small.map(lambda n: Known(lambda: mp.prefix(n), lambda b, h, i, j: j < n or j <= i)),
+        st.integers(-6, 6).map(lambda d: Known(lambda: mp.distance(d), lambda b, h, i, j: i - j == d)),
+    )
+
+
+def placed(world):
+    """Patterns of listed positions."""
+    spots = st.lists(st.integers(0, 2 * LONGEST), max_size=6)
+    arcs = st.lists(st.tuples(st.integers(0, 2 * LONGEST), st.integers(0, LONGEST)), max_size=12)
+    flat = arcs.map(lambda a: Known(lambda: mp.pairs(a), lambda b, h, i, j: (i, j) in a))
+    each = [
+        spots.map(lambda s: Known(lambda: mp.global_tokens(s), lambda b, h, i, j: i in s or j in s)),
+        spots.map(lambda s: Known(lambda: mp.keys_at(s), lambda b, h, i, j: j in s)),
+        flat,
+    ]
+    if world.batch is not None:
+        rows = st.lists(arcs, min_size=world.batch, max_size=world.batch)
+        each.append(rows.map(lambda r: Known(lambda: mp.pairs(r), lambda b, h, i, j: (i, j) in r[b])))
+    return st.one_of(each)
+
+
+def token_rows(world, kinds):
+    """Ids per row, of few kinds and often in runs, with the tensor the factories take."""
+
+    def make(drawn, run):
+        rows = [drawn[b * ROOM : (b + 1) * ROOM] for b in range(world.batch or 1)]
+        return [[row[place // run] % kinds for place in range(ROOM)] for row in rows]
+
+    size = ROOM * (world.batch or 1)
+    return st.builds(make, st.binary(min_size=size, max_size=size), st.sampled_from([1, 1, 3, 5]))
+
+
+def tensor(world, rows):
+    return torch.tensor(rows if world.batch is not None else rows[0])
+
+
+def tokened(world):
+    """Patterns of what stands at a position."""
+
+    def row(rows, b):
+        return rows[b if world.batch is not None else 0]
+
+    def document(t):
+        return Known(lambda: mp.document(tensor(world, t)), lambda b, h, i, j: row(t, b)[i] == row(t, b)[j])
+
+    def crossed(t, u):
+        return Known(
+            lambda: mp.document(tensor(world, t), keys=tensor(world, u)),
+            lambda b, h, i, j: row(t, b)[i] == row(u, b)[j],
+        )
+
+    def same(t):
+        return Known(lambda: mp.same_token(tensor(world, t)), lambda b, h, i, j: i != j and row(t, b)[i] == row(t, b)[j])
+
+    def after(t):
+        return Known(
+            lambda: mp.after_same_token(tensor(world, t)),
+            lambda b, h, i, j: j > 0 and j - 1 != i and row(t, b)[j - 1] == row(t, b)[i],
+        )
+
+    def padding(t):
+        return Known(lambda: mp.padding(tensor(world, t).bool()), lambda b, h, i, j: row(t, b)[j] != 0)
+
+    some = token_rows(world, 4)
+    return st.one_of(
+        some.map(document), st.builds(crossed, some, some), some.map(same), some.map(after), some.map(padding)
+    )
+
+
+def grown(leaves, shifts):
+    """Trees over leaves: &, |, ~ and shifts of the queries."""
+
+    def joined(a, b, both):
+        if both:
+            return Known(lambda: a.pattern & b.pattern, lambda *p: a.rule(*p) and b.rule(*p))
+        return Known(lambda: a.pattern | b.pattern, lambda *p: a.rule(*p) or b.rule(*p))
+
+    def turned(a):
+        return Known(lambda: ~a.pattern, lambda *p: not a.rule(*p))
+
+    def moved(a, s):
+        return Known(lambda: a.pattern.at(q_offset=s), lambda b, h, i, j: a.rule(b, h, i + s, j))
+
+    def larger(part):
+        return st.one_of(
+            st.builds(joined, part, part, st.booleans()), part.map(turned), st.builds(moved, part, shifts)
+        )
+
+    return st.recursive(leaves, larger, max_leaves=6)
+
+
+@st.composite
+def known_patterns(draw):
+    """(Known, World): any pattern the factories and the algebra can make."""
+    world = draw(worlds())
+    shifts = st.integers(0, SHIFT)
+    leaves = st.one_of(relative(), placed(world), tokened(world))
+    if world.heads is not None:
+        each = st.lists(grown(leaves, shifts), min_size=world.heads, max_size=world.heads)
+        leaves = st.one_of(leaves, each.map(by_head))
+    return draw(grown(leaves, shifts)), world
+
+
+def by_head(parts):
+    return Known(lambda: mp.per_head([part.pattern for part in parts]), lambda b, h, i, j: parts[h].rule(b, h, i, j))
+
+
+def relative_patterns():
+    """Trees of distances and prefixes, shifted either way."""
+    return grown(relative(), st.integers(-4, 4))
+
+
+@st.composite
+def edges(draw, start=0):
+    """Increasing positions: the edges of some tiles."""
+    steps = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
+    found = [start + draw(st.integers(0, 4))]
+    for step in steps:
+        found.append(found[-1] + step)
+    return found
+
+
+def slow_mask(known, world, q_len, kv_len, q_offset):
+    """The mask by three loops, at the sizes the world states."""
+    return torch.tensor(
+        [
+            [
+                [[known.rule(b, h, i, j) for j in range(kv_len)] for i in range(q_offset, q_offset + q_len)]
+                for h in range(world.heads or 1)
+            ]
+            for b in range(world.batch or 1)
+        ]
+    )

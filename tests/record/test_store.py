@@ -1,0 +1,121 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from multihead.error import RecordError
+from multihead.record import load_checkup, save_checkup, write_atomically
+from record.samples import checkup
+
+
+@pytest.fixture
+def rng(seed):
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_load_gives_back_what_was_saved(rng, tmp_path, repeats):
+    record = checkup(rng, repeats=repeats)
+    save_checkup(record, tmp_path / "new" / "folder")
+    assert load_checkup(tmp_path / "new" / "folder") == record
+    assert load_checkup(tmp_path / "new" / "folder" / "record.json") == record
+    assert sorted(p.name for p in (tmp_path / "new" / "folder").iterdir()) == [
+        "heads.parquet",
+        "record.json",
+        "record.safetensors",
+    ]
+
+
+def test_equal_counts_take_no_room(rng, tmp_path):
+    record = checkup(rng)
+    counts = {k: np.full(v.shape, 7.0) for k, v in record.texts.counts.items()}
+    even = replace(record, texts=replace(record.texts, counts=counts))
+    for name, each in (("uneven", record), ("even", even)):
+        save_checkup(each, tmp_path / name)
+        assert load_checkup(tmp_path / name) == each
+    size = {name: (tmp_path / name / "record.safetensors").stat().st_size for name in ("uneven", "even")}
+    entries = sum(v[0].size * len(v) - len(v) for v in counts.values())
+    assert size["even"] <= size["uneven"] - 8 * entries + 100
+
+
+def test_same_record_same_bytes(rng, tmp_path):
+    record = checkup(rng)
+    for folder in ("a", "b"):
+        save_checkup(record, tmp_path / folder)
+    for name in ("record.json", "record.safetensors", "heads.parquet"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_parquet_has_the_values_of_every_head(rng, tmp_path):
+    record = checkup(rng)
+    save_checkup(record, tmp_path)
+    rows = pq.read_table(tmp_path / "heads.parquet").to_pylist()
+    assert [r["part"] for r in rows] == ["texts"] * 4 + ["repeats"] * 4
+    for row, wanted in zip(rows, record.texts.table(), strict=False):
+        assert {k: row[k] for k in wanted} == wanted
+    got = np.array([r["pooled_map"] for r in rows[:4]], dtype=float).reshape(4, 2, 2)
+    assert np.array_equal(got, record.texts.value("pooled_map"), equal_nan=True)
+
+
+def test_json_is_for_people(rng, tmp_path):
+    record = checkup(rng)
+    save_checkup(record, tmp_path)
+    data = json.loads((tmp_path / "record.json").read_text())
+    assert data["texts"]["heads"] == record.texts.table()
+    assert data["model"]["special_tokens"] == ["[CLS]", "[SEP]"]
+
+
+def damage_json(folder, change):
+    path = folder / "record.json"
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (lambda f: (f / "record.json").unlink(), "No such file"),
+        (lambda f: (f / "record.safetensors").unlink(), "No such file"),
+        (lambda f: (f / "record.json").write_text("{"), "give the folder"),
+        (lambda f: (f / "record.json").write_text("[1]"), "got: a JSON list"),
+        (lambda f: (f / "record.json").write_bytes(b"\xff\xfe"), "give the folder"),
+        (lambda f: damage_json(f, lambda d: d.update(format_version=99)), "version 99"),
+        (lambda f: damage_json(f, lambda d: d.update(format="other")), "format 'other'"),
+        (lambda f: (f / "record.safetensors").write_bytes(b"x" * 100), "another SHA-256"),
+        (lambda f: damage_json(f, lambda d: d["texts"].pop("documents")), "KeyError: 'documents'"),
+        (lambda f: damage_json(f, lambda d: d["texts"]["documents"].pop()), "sums of entropy for 2 documents"),
+        (lambda f: damage_json(f, lambda d: d.update(sums="x")), "another SHA-256"),
+        (lambda f: damage_json(f, lambda d: d.update(texts=[])), "fix: the file was changed by hand"),
+    ],
+)
+def test_damaged_records_are_refused_with_the_reason(rng, tmp_path, fault, message):
+    save_checkup(checkup(rng), tmp_path)
+    fault(tmp_path)
+    with pytest.raises(RecordError, match=message):
+        load_checkup(tmp_path)
+
+
+def test_unwritable_folder_is_named_and_nothing_is_left(rng, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RecordError, match="choose a folder you may write to"):
+        save_checkup(checkup(rng), tmp_path / "file" / "out")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path):
+    target = tmp_path / "page"
+    target.write_text("old")
+
+    def fail(path):
+        path.write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(RecordError, match="disk full"):
+        write_atomically(target, fail)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(target, lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert target.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["page"]

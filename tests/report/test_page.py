@@ -1,0 +1,239 @@
+import base64
+import hashlib
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from multihead.error import MultiheadError, RecordError
+from multihead.record import Note, Quantity
+from multihead.report import render_page, write_page
+from multihead.report.number import show
+from report.reading import Reader, data_of
+from report.samples import make_record
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"' \u202eRTL\u2028 שלום \U0001f642 {{ 7 * 7 }}"
+
+
+def without(record, *names):
+    """The record without some statistics."""
+
+    def cut(statistics):
+        kept = tuple(q for q in statistics.quantities if q.name not in names)
+        return replace(statistics, quantities=kept)
+
+    return replace(record, texts=cut(record.texts), repeats=record.repeats and cut(record.repeats))
+
+
+def with_scalar(record, name, values):
+    """The record with one more number a head, measured on the texts."""
+    texts = record.texts
+    new = Quantity(name=name, title=f"title of {name}", unit="nats", formula="mine")
+    shape = (len(texts.documents), len(texts))
+    return replace(
+        record,
+        texts=replace(
+            texts,
+            quantities=(*texts.quantities, new),
+            sums=dict(texts.sums) | {name: np.broadcast_to(values, shape)},
+            counts=dict(texts.counts) | {name: np.ones(shape)},
+        ),
+    )
+
+
+def speaking(text, seed=0):
+    """A record in which every text from outside is this one."""
+    notes = (Note(about=text, quantity=text, text=text),)
+    record = make_record(2, 3, seed=seed, name=text, documents=(text, "b"), notes=notes)
+    quantities = tuple(
+        replace(
+            q,
+            title=text,
+            formula=text,
+            unit=q.unit if q.unit == "share" else text,
+            labels=tuple(x + text for x in q.labels),
+        )
+        for q in record.texts.quantities
+    )
+    return replace(
+        record,
+        model=replace(record.model, architecture=text, special_tokens=(text,)),
+        texts=replace(record.texts, quantities=quantities),
+        settings={text: text},
+        versions={text: text},
+        created=text,
+    )
+
+
+def test_the_same_record_gives_the_same_bytes(seed):
+    pages = [render_page(make_record(seed=seed)) for _ in range(2)]
+    assert pages[0] == pages[1]
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "causal"), [(1, 1, False), (6, 12, False), (12, 12, True), (25, 40, False)]
+)
+def test_the_page_stays_small(layers, heads, causal, seed):
+    page = render_page(make_record(layers, heads, causal=causal, seed=seed))
+    assert len(page.encode()) <= 150_000 + 5_500 * layers * heads
+
+
+def test_the_table_holds_every_number_of_every_head(seed):
+    record = make_record(3, 4, seed=seed)
+    reader = Reader(render_page(record))
+    assert [row[0] for row in reader.body_rows] == [str(address) for address in record.texts.heads]
+    for h, row in enumerate(reader.body_rows):
+        want = [show(float(s.value(q.name)[h]), q.unit) for s in (record.texts, record.repeats) for q in s.scalars()]
+        assert row[2:] == want
+
+
+def test_a_new_statistic_appears_by_itself(seed):
+    page = render_page(with_scalar(make_record(seed=seed), "brand_new", 0.77))
+    assert '<input type="radio" name="colour" value="brand_new"' in page
+    assert re.search(r'data-sort="brand_new" data-part="texts"[^>]*>brand new<', page)
+    assert data_of(page)["parts"]["texts"]["values"]["brand_new"] == pytest.approx([0.77] * 12)
+    assert "title of brand_new" in Reader(page).text
+
+
+def test_a_statistic_without_any_value_is_in_the_table_but_offers_no_colour(seed):
+    record = make_record(seed=seed)
+    counts = dict(record.texts.counts) | {"output_norm": np.zeros((3, 12))}
+    record = replace(without(record, "x"), texts=replace(record.texts, counts=counts), repeats=None)
+    page = render_page(record)
+    assert 'value="output_norm"' not in page
+    assert 'data-sort="output_norm"' in page
+    column = [q.name for q in record.texts.scalars()].index("output_norm")
+    assert {row[2 + column] for row in Reader(page).body_rows} == {"–"}
+
+
+def test_every_formula_is_printed(seed):
+    record = make_record(seed=seed)
+    text = Reader(render_page(record)).text
+    assert all(q.formula in text and q.title in text for q in record.texts.quantities)
+
+
+def test_thresholds_and_the_absence_of_a_verdict_are_printed(seed):
+    text = Reader(render_page(make_record(seed=seed))).text
+    assert "at least 40% of the weight on the token just before" in text
+    assert "at least 50% of the weight on the first token" in text
+    assert "at least 70% of the entropy an even spread would have" in text
+    assert "No head was switched off, so nothing here is a verdict" in text
+    assert not re.search(r"\b(dead|useless|redundant)\b", text)
+
+
+def test_an_interrupted_run_says_so():
+    assert "interrupted" not in Reader(render_page(make_record())).text
+    text = Reader(render_page(make_record(complete=False))).text
+    assert "This run was interrupted: the page shows what was measured until then, 3 documents" in text
+
+
+def test_a_note_is_told_once_with_its_heads():
+    notes = [Note(about=f"L0.H{h}", quantity="self", text="no such key") for h in range(9)]
+    notes += [Note(about="", quantity="", text="2 rows held NaN"), Note(about="L1", quantity="next", text="n/a")]
+    text = Reader(render_page(make_record(notes=notes, repeats=False))).text
+    assert "3 things to know" in text
+    assert "L0.H0, L0.H1, L0.H2, L0.H3, L0.H4, L0.H5 and 3 more, weight on its own token: no such key" in text
+    assert "2 rows held NaN" in text
+    assert "L1, weight on the token after: n/a" in text
+
+
+def test_a_note_of_both_parts_is_told_once():
+    record = make_record(notes=[Note(about="", quantity="", text="both"), Note(about="", quantity="", text="one")])
+    record = replace(record, repeats=replace(record.repeats, notes=(Note(about="", quantity="", text="both"),)))
+    text = Reader(render_page(record)).text
+    assert text.count("both") == text.count("looks both ways") + 1
+    assert "one (on the texts)" in text
+
+
+def test_the_first_line_tells_model_shape_and_texts():
+    text = Reader(render_page(make_record(30, 9, group=3, causal=True, name="small"))).text
+    assert "30 layers × 9 heads, sharing 3 key and value heads a layer, looks back only" in text
+    assert "22.7 M parameters" in text
+    assert re.search(r"3 documents, [\d,]+ tokens", text)
+    several = Reader(render_page(make_record(2, 2, stacks=("encoder", "cross")))).text
+    assert "encoder 2 layers × 2 heads; cross 2 layers × 2 heads" in several
+
+
+def test_texts_from_outside_never_become_markup(seed):
+    page = render_page(speaking(EVIL, seed))
+    reader, kind = Reader(page), Reader(render_page(speaking("plain", seed)))
+    assert reader.tags == kind.tags
+    assert not any(name.startswith("on") or name == "style" for _, name, _ in reader.attributes)
+    assert EVIL in reader.text
+    assert "49" not in re.findall(r"RTL.{30}", reader.text)[0]
+    assert data_of(page)["parts"]["texts"]["quantities"][0]["title"].endswith(EVIL)
+
+
+def test_the_policy_names_the_one_style_and_the_one_script(seed):
+    reader = Reader(render_page(speaking(EVIL, seed)))
+    (policy,) = [v for t, n, v in reader.attributes if t == "meta" and n == "content" and v.startswith("default-src")]
+    assert policy.startswith("default-src 'none'; img-src data:; style-src")
+    for tag, kind, content in reader.scripts:
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert (f"'sha256-{digest}'" in policy) == (kind is None), tag
+    assert policy.count("sha256-") == 2
+    assert not any(n in ("src", "srcset", "action", "formaction") for _, n, _ in reader.attributes)
+    assert all(v.startswith("#") for _, n, v in reader.attributes if n == "href")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("pooled_map",),
+        ("token_class", "offsets", "distance_histogram", "received", "entropy_by_position", "pooled_map"),
+        ("previous", "next", "self", "first_token", "special_token", "entropy_share", "output_ratio"),
+    ],
+)
+def test_a_missing_statistic_leaves_its_chart_or_rule_out(names, seed):
+    page = render_page(without(make_record(seed=seed), *names))
+    data = data_of(page)
+    assert not set(names) & {*data["parts"]["texts"]["values"], *data["parts"]["texts"]["arrays"]}
+    assert ("data:image/png" in page) == ("pooled_map" not in names)
+    assert ("(not measured)" in page) == ("previous" in names)
+
+
+def test_a_record_without_values_is_still_a_page():
+    record = make_record(repeats=False)
+    sums, counts = ({name: v[:0] for name, v in part.items()} for part in (record.texts.sums, record.texts.counts))
+    empty = replace(record.texts, documents=(), sums=sums, counts=counts)
+    reader = Reader(render_page(replace(record, texts=empty, complete=False)))
+    assert {cell for row in reader.body_rows for cell in row[2:]} == {"–"}
+    assert "0 documents, 0 tokens" in reader.text
+
+
+def test_a_record_without_heads_is_refused():
+    record = make_record(1, 1, repeats=False)
+    sums, counts = ({name: v[:, :0] for name, v in part.items()} for part in (record.texts.sums, record.texts.counts))
+    bare = replace(record.texts, heads=(), kv_heads=(), sums=sums, counts=counts)
+    with pytest.raises(
+        MultiheadError, match=r"at least one head\n  got: a record of 'sample-base' with 0 heads\n  fix: run"
+    ):
+        render_page(replace(record, texts=bare))
+
+
+def test_the_grid_needs_no_script(seed):
+    record = make_record(3, 4, seed=seed)
+    page = render_page(record)
+    reader = Reader(page)
+    cells = [v for t, n, v in reader.attributes if n == "class" and v.startswith("cell ")]
+    assert len(cells) == 12
+    assert {c.split()[1] for c in cells} == {"p0", "p1", "p2"}
+    assert page.count("data:image/png;base64,") == 3
+    assert [v for t, n, v in reader.attributes if t == "div" and n == "id" and v.startswith("L")] == [
+        str(a) for a in record.texts.heads
+    ]
+
+
+def test_the_file_is_written_whole(tmp_path, seed):
+    record = make_record(seed=seed, name="zwölf \U0001f642")
+    path = tmp_path / "new" / "index.html"
+    write_page(record, path)
+    assert path.read_text(encoding="utf-8") == render_page(record)
+    assert [p.name for p in path.parent.iterdir()] == ["index.html"]
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordError, match=r"to write .*index.html\n  got: .*\n  fix: choose a folder"):
+        write_page(make_record(1, 1), tmp_path / "file" / "index.html")
