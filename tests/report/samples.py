@@ -1,8 +1,11 @@
 """Records to make pages of: made-up models whose heads look like those of real ones."""
 
+import functools
+
 import numpy as np
 
 from multihead.record import CheckupRecord, Document, HeadAddress, HeadStatistics, ModelFacts, Quantity
+from multihead.report import render_page
 
 BINS, LENGTH, POOL = 32, 192, 24
 CLASSES = ("special", "word start", "continuation", "punctuation", "digit", "newline")
@@ -179,3 +182,9 @@ def make_record(
         settings={"device": "cpu", "dtype": "float32", "max_length": "512"},
         complete=complete,
     )
+
+
+@functools.cache
+def thousand_heads():
+    """The page of 25 layers of 40 heads; it takes a while, so it is made once."""
+    return render_page(make_record(25, 40))

@@ -21,6 +21,7 @@ from multihead.report.number import listing, plural, round_share, show
         (431.5, "tokens", "432"),
         (12345.6, "tokens", "12,346"),
         (-3.2, "tokens", "−3.20"),
+        (0.0412, "norm", "0.041"),
         (0.0012, "norm", "1.2e-3"),
         (3e9, "norm", "3.0e9"),
         (0.0, "nats", "0.00"),

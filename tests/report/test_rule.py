@@ -22,6 +22,7 @@ def with_values(values, repeats=None):
             known = ~np.isnan(np.array(numbers, dtype=float))
             counts[name] = np.tile(known.astype(float), (len(statistics.documents), 1))
             sums[name] = np.tile(np.where(known, numbers, 0.0), (len(statistics.documents), 1))
+        sums["distance_histogram"] = np.full_like(sums["distance_histogram"], 1 / 19)  # as much near as elsewhere
         return replace(statistics, sums=sums, counts=counts)
 
     nothing = {name: [zero] * len(next(iter(values.values()))) for name, zero in ALWAYS.items()}
@@ -73,7 +74,7 @@ def test_the_first_rule_that_holds_names_the_head():
 def test_rules_without_their_statistic_are_named_as_not_read():
     facts = find_facts(parts_of(with_values({"previous": [0.5]})))
     assert [rule.key for rule in facts.unread] == ["induction", "same"]
-    assert [rule.key for rule in facts.rules] == ["previous", "next", "self", "rest", "wide", "none"]
+    assert [rule.key for rule in facts.rules] == ["previous", "next", "self", "rest", "near", "wide", "none"]
 
 
 def test_the_sentence_counts_each_head_once(seed):
@@ -103,6 +104,18 @@ def test_little_output_is_counted_below_its_threshold():
     record = with_values({"output_ratio": [1.0]})
     fewer = tuple(q for q in record.texts.quantities if q.name != "output_ratio")
     assert write_quiet(find_facts(parts_of(replace(record, texts=replace(record.texts, quantities=fewer))))) is None
+
+
+def test_near_adds_up_the_distances_below_eight():
+    record = with_values({"previous": [0.1, 0.1]})
+    labels = record.texts.quantity("distance_histogram").labels
+    near = [
+        label in ("self", "back 1", "back 2-3", "back 4-7", "ahead 1", "ahead 2-3", "ahead 4-7") for label in labels
+    ]
+    assert sum(near) == 7
+    sums = np.where(near, [[0.5 / 7], [0.49 / 7]], 0.5 / 12)[None]
+    texts = replace(record.texts, sums=dict(record.texts.sums) | {"distance_histogram": sums})
+    assert keys(replace(record, texts=texts)) == ["near", "none"]
 
 
 def test_the_strongest_head_of_each_fact_is_found():

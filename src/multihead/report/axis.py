@@ -62,8 +62,9 @@ def _about_one(finite: Array) -> Axis:
 
 
 def _linear(low: float, high: float) -> Axis:
-    if not high > low:
-        low, high = (low - 0.5, high + 0.5) if low else (0.0, 1.0)
+    size = max(abs(low), abs(high))
+    if high - low <= 1e-3 * size:  # (almost) one value: a scale around it, wide enough for the digits of the ticks
+        low, high = (low - 0.1 * size, high + 0.1 * size) if size else (0.0, 1.0)
     rough = (high - low) / 4
     scale = 10.0 ** math.floor(math.log10(rough))
     step = next(s * scale for s in _STEPS if s * scale >= rough * 0.999)

@@ -57,11 +57,13 @@ def listing(parts: list[str]) -> str:
 
 
 def _three_digits(size: float) -> str:
-    if size >= 1e7 or 0 < size < 0.0095:
+    if size >= 1e7 or 0 < size < 0.00995:
         power = math.floor(math.log10(size))
         return f"{_half_up(size / 10.0**power, 1)}e{power}"
     if size >= 999.5:
         return f"{math.floor(size + 0.5):,}"
+    if 0 < size < 0.0995:
+        return _half_up(size, 3)
     return _half_up(size, 2 if size < 9.995 else 1 if size < 99.95 else 0)
 
 

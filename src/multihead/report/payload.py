@@ -12,7 +12,7 @@ from multihead.record import CheckupRecord, Quantity
 from multihead.record.heads import Array
 from multihead.report.axis import choose_axis
 from multihead.report.layout import Stack, is_deep, seen_cells
-from multihead.report.number import BARE
+from multihead.report.number import BARE, show
 from multihead.report.part import Part
 from multihead.report.rule import Facts
 from multihead.report.sprite import looks_back_only
@@ -64,7 +64,7 @@ def build_payload(
                 "threshold": rule.threshold,
                 "statistics": list(rule.statistics),
                 "part": rule.part,
-                "values": [_digits(v) for v in facts.value[:, i]] if i < facts.value.shape[1] else None,
+                "values": _digits(facts.value[:, i]) if i < facts.value.shape[1] else None,
             }
             for i, rule in enumerate(facts.rules)
         ],
@@ -111,9 +111,9 @@ def _part(part: Part, parts: Sequence[Part]) -> dict[str, object]:
     values: dict[str, object] = {}
     spread: dict[str, object] = {}
     for quantity in scalars:
-        values[quantity.name] = [_digits(v) for v in part.value(quantity.name)]
+        values[quantity.name] = _digits(part.value(quantity.name))
         if len(part.statistics.documents) > 1:
-            spread[quantity.name] = [[_digits(v, 3) for v in ends] for ends in part.spread(quantity)]
+            spread[quantity.name] = [_digits(ends, 3) for ends in part.spread(quantity)]
     return {
         "documents": len(part.statistics.documents),
         "quantities": [_quantity(q, parts) for q in scalars],
@@ -167,11 +167,13 @@ def _runs_from_ahead(labels: Sequence[str]) -> bool:
     return len(distances) < 2 or distances[0] < distances[-1]
 
 
-def _digits(value: float, digits: int = 6) -> int | float | str | None:
-    """A number for JSON; infinity, which JSON lacks, as the text that is printed."""
-    if math.isnan(value):
-        return None
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    rounded = float(f"{value:.{digits}g}")
-    return int(rounded) if rounded.is_integer() else rounded
+def _digits(values: Array, digits: int = 6) -> list[int | float | str | None]:
+    """Numbers for JSON; infinity, which JSON lacks, as the text that is printed."""
+    found: list[int | float | str | None] = []
+    for value in values.tolist():
+        if math.isfinite(value):
+            rounded = float(f"{value:.{digits}g}")
+            found.append(int(rounded) if rounded.is_integer() else rounded)
+        else:
+            found.append(None if math.isnan(value) else show(value, ""))
+    return found

@@ -1,6 +1,7 @@
 """One record in, one page out: a single file that asks the network for nothing."""
 
 import base64
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from multihead.record import CheckupRecord, Quantity, write_atomically
@@ -74,8 +75,7 @@ def render_page(record: CheckupRecord) -> str:
     style = "\n".join((_page_file("page.css"), style_sizes(stacks, shape), style_pictures(stacks, maps)))
     script = _page_file("page.js")
     columns, scalars = _columns(parts), _scalars(parts)
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_page_file("page.html.jinja")).render(
+    return _template().render(
         record=record,
         stacks=stacks,
         deep=is_deep(stacks),
@@ -172,5 +172,12 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode()
 
 
+@functools.cache
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(_page_file("page.html.jinja"))
+
+
+@functools.cache
 def _page_file(name: str) -> str:
     return (files("multihead.report") / "page" / name).read_text(encoding="utf-8")

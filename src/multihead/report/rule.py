@@ -28,6 +28,7 @@ class Rule:
         threshold: The share from which on the fact holds.
         measure: What is compared with the threshold, to be read after "at least 40% of".
         said: How the card says it, with `{}` for the value.
+        entries: Labels of the entries that are added up, where the statistic is an array with labels.
     """
 
     key: str
@@ -39,6 +40,7 @@ class Rule:
     threshold: float
     measure: str
     said: str
+    entries: tuple[str, ...] = ()
 
 
 RULES = (
@@ -109,6 +111,18 @@ RULES = (
         said="It rests on the first token or a special one with {} of its weight.",
     ),
     Rule(
+        key="near",
+        word="near",
+        one="stays near",
+        many="stay near",
+        statistics=("distance_histogram",),
+        part="texts",
+        threshold=0.5,
+        measure="the weight fewer than 8 tokens away, back or ahead",
+        said="It stays near: {} of its weight is fewer than 8 tokens away.",
+        entries=("self", *(f"{way} {span}" for way in ("back", "ahead") for span in ("1", "2-3", "4-7"))),
+    ),
+    Rule(
         key="wide",
         word="spread wide",
         one="spreads wide",
@@ -174,8 +188,7 @@ def find_facts(parts: Sequence[Part], rules: Sequence[Rule] = RULES) -> Facts:
     values: list[Array] = []
     read: list[Rule] = []
     for rule in rules:
-        part = by_name.get(rule.part)
-        columns = [part.value(name) for name in rule.statistics if part.has(name)] if part else []
+        columns = _columns(rule, by_name.get(rule.part))
         if columns:
             read.append(rule)
             stacked = np.stack(columns)
@@ -195,3 +208,17 @@ def find_facts(parts: Sequence[Part], rules: Sequence[Rule] = RULES) -> Facts:
         quiet=np.round(ratio, 2) < QUIET,
         ratio_known=known,
     )
+
+
+def _columns(rule: Rule, part: Part | None) -> list[Array]:
+    """The values a rule reads, one array of heads for each statistic that was measured."""
+    names = [name for name in rule.statistics if part is not None and part.has(name)]
+    if part is None or not rule.entries:
+        return [] if part is None else [part.value(name) for name in names]
+    found: list[Array] = []
+    for name in names:
+        labels = part.statistics.quantity(name).labels
+        places = [labels.index(entry) for entry in rule.entries if entry in labels]
+        if places:
+            found.append(part.value(name)[:, places].sum(axis=1))
+    return found

@@ -80,7 +80,9 @@ def write_sentence(facts: Facts) -> list[Phrase]:
         before = "" if i == 0 else " and " if i == len(told) - 1 else ", "
         phrases.append(Phrase(before=before, key=rule.key, count=n, text=rule.one if n == 1 else rule.many))
     if len(phrases) == 1 and phrases[0].key == NONE.key:
-        phrases = [replace(phrases[0], text=f"{'meets' if phrases[0].count == 1 else 'meet'} none of the thresholds below")]
+        phrases = [
+            replace(phrases[0], text=f"{'meets' if phrases[0].count == 1 else 'meet'} none of the thresholds below")
+        ]
     return phrases
 
 

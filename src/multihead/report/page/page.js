@@ -29,12 +29,12 @@ function show(v, unit) {                       // as number.py prints it: the ta
   return v < 0 && /[1-9]/.test(text) ? "−" + text : text;
 }
 function threeDigits(size) {
-  if (size >= 1e7 || (size > 0 && size < .0095)) {
+  if (size >= 1e7 || (size > 0 && size < .00995)) {
     const power = Math.floor(Math.log10(size));
     return rounded(size / 10 ** power, 1) + "e" + power;
   }
   if (size >= 999.5) return String(Math.floor(size + .5)).replace(/\B(?=(\d{3})+$)/g, ",");
-  return rounded(size, size < 9.995 ? 2 : size < 99.95 ? 1 : 0);
+  return rounded(size, size > 0 && size < .0995 ? 3 : size < 9.995 ? 2 : size < 99.95 ? 1 : 0);
 }
 const short = (v, unit) => show(v, unit).replace(/(\.\d*?)0+(?=%|$)/, "$1").replace(/\.(?=%|$)/, "");
 const withUnit = (v, unit) => show(v, unit) + (v === null || D.bare.includes(unit) ? "" : " " + unit);
@@ -89,7 +89,8 @@ function make(tag, attributes = {}, ...children) {
   e.append(...children.flat().filter(c => c !== null));
   return e;
 }
-const word = (x, y, text, anchor = "start", kind = null) => make("text", {x, y, "text-anchor": anchor, class: kind}, text);
+const cut = (text, most) => [...text].length > most ? [...text].slice(0, most - 1).join("") + "…" : text;
+const word = (x, y, text, anchor = "start", kind = null) => make("text", {x, y, "text-anchor": anchor, class: kind}, cut(text, 60));
 const path = (d, stroke, more = {}) => make("path", {d, stroke, fill: "none", ...more});
 const box = (x, y, width, height, fill, more = {}) => make("rect", {x, y, width, height, fill, ...more});
 const figure = (title, note, ...inside) =>
@@ -264,7 +265,7 @@ function lanes(a, h) {                         // [name, this head, mean]; by di
   const far = i => i * 2 === end ? "self" : String(Math.abs(i - end / 2)), ends = i => i === 0 ? "start" : i === end ? "end" : "";
   const plain = name => name === "0" ? "self" : name.replace(/^(ahead|back) |^[-−]/, "");
   const name = i => a.labels.length ? a.distance ? plain(a.labels[i]) : a.labels[i] : a.distance ? far(i) : ends(i);
-  const out = v.map((x, i) => [name(i), x, all[i] || 0]);
+  const out = v.map((x, i) => [cut(name(i), 14), x, all[i] || 0]);
   if (a.flip) out.reverse();
   const used = out.map(([, , m]) => m > 0);      // distances at the ends that no head reaches are left out
   return a.distance && used.includes(true) ? out.slice(used.indexOf(true), used.lastIndexOf(true) + 1) : out;
@@ -297,7 +298,7 @@ function list(a, h) {
     show(isNaN(x) ? null : x, a.unit))));
 }
 function strip(q, h) {
-  const w = 150, X = v => 3 + place(q, v) * (w - 6), part = D.parts[S.part], v = value(q.name, h);
+  const w = 140, X = v => 3 + place(q, v) * (w - 6), part = D.parts[S.part], v = value(q.name, h);
   const ends = part.spread[q.name]?.map(e => e[h]).filter(e => e !== null) ?? [];
   q.trace ??= part.values[q.name].map(x => x === null ? "" : `M${X(x).toFixed(1)} 5v8`).join("");
   const marks = D.rules.filter(r => r.part === S.part && r.statistics.includes(q.name)).map(r => X(r.threshold));
