@@ -1,11 +1,13 @@
 """Watching `generate`, or a cache used by hand, equals watching one pass over the whole sequence."""
 
+import itertools
+
 import pytest
 import torch
-from hooks.families import FAMILIES, ids
-from hooks.oracle import real_rows, weights_of
 from transformers import DynamicCache
 
+from hooks.families import FAMILIES, ids
+from hooks.oracle import real_rows, weights_of
 from multihead.hooks import addresses, watching
 
 NEW = 5
@@ -144,7 +146,7 @@ def test_beams_tell_no_wrong_tokens():
     # What a row's keys were computed from is what was read, row by row, unless rows changed places in between.
     first = [call for (_, layer), call, *_ in calls if layer == 0]
     assert len(first) == 6
-    for before, call in zip(first, first[1:], strict=False):
+    for before, call in itertools.pairwise(first):
         past = call.problem.kv_len - call.problem.q_len
         moved = not torch.equal(call.problem.k[:, :, :past], before.problem.k)
         assert (call.keys.ids is None) == (moved or before.keys.ids is None)

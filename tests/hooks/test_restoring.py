@@ -2,14 +2,14 @@
 
 import copy
 import threading
+import weakref
 
 import pytest
 import torch
-from hooks.families import FAMILIES
-from torch import nn
 from transformers import AttentionInterface
 from transformers.utils.generic import GeneralInterface
 
+from hooks.families import FAMILIES
 from multihead.hooks import gated, watching
 
 
@@ -73,6 +73,19 @@ def test_the_watch_goes_on_after_an_exception_was_caught_inside(fault):
     assert [site.repeat for site in calls] == [0, 0, 1, 2]
 
 
+def test_a_part_run_by_itself_after_an_exception_begins_anew():
+    model, inputs = ready("bart")
+    seen = []
+    with torch.no_grad(), watching(model, lambda call: seen.append(call.site)):
+        handle = model.model.decoder.layers[0].fc1.register_forward_pre_hook(breaks)
+        with pytest.raises(Broken):
+            model(**inputs)
+        handle.remove()
+        model.get_encoder()(input_ids=inputs["input_ids"])
+    assert [site.repeat for site in seen] == [0] * 6
+    assert seen[:2] == seen[-2:]
+
+
 def test_an_exception_of_the_observer_goes_up_and_nothing_stays():
     model, inputs = ready("llama")
     before = traces(model)
@@ -126,7 +139,11 @@ def test_watches_that_overlap_without_nesting_come_apart():
 def test_nested_watches_of_one_model_see_the_same():
     model, inputs = ready("t5")
     inner, outer = [], []
-    with torch.no_grad(), watching(model, lambda c: outer.append(c.site)), watching(model, lambda c: inner.append(c.site)):
+    with (
+        torch.no_grad(),
+        watching(model, lambda c: outer.append(c.site)),
+        watching(model, lambda c: inner.append(c.site)),
+    ):
         model(**inputs)
     assert inner == outer
     assert len(inner) == 6
@@ -220,13 +237,6 @@ def test_layers_run_again_by_gradient_checkpoints_are_told_once():
 def test_nothing_the_watch_gives_is_held_by_it():
     model, inputs = ready("bert")
     held = []
-
-    class Held(nn.Module):
-        def forward(self, call):
-            import weakref
-
-            held.append(weakref.ref(call.problem.q))
-
-    with torch.no_grad(), watching(model, Held()):
+    with torch.no_grad(), watching(model, lambda call: held.append(weakref.ref(call.problem.q))):
         model(**inputs)
         assert [ref() for ref in held] == [None, None]

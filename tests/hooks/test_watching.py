@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from hooks.families import FAMILIES, LENGTH, RUNS, TARGET, twin
-from hooks.oracle import output_of, real_rows, weights_of
+import transformers as hf
 
+from hooks.families import ENCODER, FAMILIES, LENGTH, PICTURE, RUNS, TARGET, ids, twin
+from hooks.oracle import output_of, real_rows, weights_of
 from multihead.hooks import addresses, watching
 
 EAGER_OUTPUTS = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
@@ -34,7 +35,9 @@ def test_outputs_are_untouched_and_calls_reproduce_the_models_own_weights(name, 
     assert [place for place, _ in calls if place[0] == calls[0][0][0]] == [
         (calls[0][0][0], layer) for layer in range(dict(family.layers)[calls[0][0][0]])
     ]
-    assert {(stack, layer) for (stack, layer), _ in calls} == {(s, n) for s, count in family.layers for n in range(count)}
+    assert {(stack, layer) for (stack, layer), _ in calls} == {
+        (s, n) for s, count in family.layers for n in range(count)
+    }
     for (stack, layer), call in calls:
         assert call.kernel == kernel
         want = told[EAGER_OUTPUTS.get(stack, "attentions")][layer].double()
@@ -79,9 +82,7 @@ def test_the_residual_is_the_input_of_the_block(name):
     for path, module in model.named_modules():
         if path.rpartition(".")[2].isdigit():
             module.register_forward_pre_hook(
-                lambda m, args, kwargs, path=path: fed.setdefault(path, []).append(
-                    (args or tuple(kwargs.values()))[0]
-                ),
+                lambda m, args, kwargs, path=path: fed.setdefault(path, []).append((args or tuple(kwargs.values()))[0]),
                 with_kwargs=True,
             )
     _, calls = run(model, inputs)
@@ -140,6 +141,34 @@ def test_sound_and_pictures_have_no_tokens():
         assert (call.queries.ids is None) == (stack == "encoder")
         assert (call.keys.ids is None) == (stack != "decoder")
         assert call.problem.kv_len == (TARGET if stack == "decoder" else 10)
+
+
+def test_a_decoder_reads_the_tokens_of_the_encoding_it_is_given():
+    model, one, other = FAMILIES["t5"].build(), ids(2, LENGTH), ids(2, LENGTH)
+    encodings, calls = [], []
+    with torch.no_grad(), watching(model, calls.append):
+        encodings = [model.get_encoder()(input_ids=each) for each in (one, other)]
+        calls.clear()
+        for encoding in encodings:
+            model(encoder_outputs=encoding, decoder_input_ids=ids(2, TARGET))
+        model(encoder_outputs=(encodings[0][0].clone(),), decoder_input_ids=ids(2, TARGET))
+    told = [call.keys.ids for call in calls if call.site.cross]
+    assert len(told) == 6
+    assert all(torch.equal(each, one) for each in told[:2])
+    assert all(torch.equal(each, other) for each in told[2:4])
+    assert told[4:] == [None, None]
+
+
+def test_pictures_as_long_as_the_text_beside_them_have_no_tokens():
+    text = ENCODER | {"eos_token_id": 2}
+    model = hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=PICTURE, projection_dim=8)).eval()
+    words = ids(2, 17)
+    _, calls = run(model, {"input_ids": words, "pixel_values": torch.randn(2, 3, 16, 16)})
+    lengths = {stack: call.problem.q_len for (stack, _), call in calls}
+    assert lengths == {"vision_model": 17, "text_model": 17}
+    for (stack, _), call in calls:
+        assert (call.queries.ids is None) == (stack == "vision_model")
+        assert call.keys.ids is None or torch.equal(call.keys.ids, words)
 
 
 def test_padding_is_read_off_a_4d_mask_where_there_is_no_other():

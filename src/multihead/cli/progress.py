@@ -2,7 +2,6 @@
 
 import time
 from types import TracebackType
-from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -35,7 +34,7 @@ class TokenProgress:
         self._start = time.monotonic()
         self._last_line = self._start
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "TokenProgress":  # noqa: PYI034 - beartype, in tests, cannot read Self
         self._start = self._last_line = time.monotonic()
         self._bar.start()
         return self

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from multihead.attend import Problem
 from multihead.error import MultiheadError
-from multihead.hooks.address import Numbering
+from multihead.hooks.address import CROSS, Numbering
 from multihead.hooks.locate import locate
-from multihead.hooks.seam import KernelCall, tapped
+from multihead.hooks.seam import Tap, tapped
 from multihead.hooks.trace import Trace
+from multihead.layer import MultiHeadAttention
 from multihead.record import HeadAddress
 
 Gate = float | Tensor
@@ -51,7 +51,7 @@ def gated(model: nn.Module, gates: Mapping[HeadAddress | str, Gate]) -> Generato
         gater.check_used()
 
 
-class _Gater:
+class _Gater(Tap):
     """The tap behind `gated`."""
 
     def __init__(self, model: nn.Module, wanted: Mapping[tuple[str, int], Mapping[int, Gate]]) -> None:
@@ -65,6 +65,9 @@ class _Gater:
         for located in locate(model):
             stack = located.site.stack or ""
             self._layers[stack] = self._layers.get(stack, 0) + 1
+        if any(isinstance(module, MultiHeadAttention) for module in model.modules()):
+            # One class for both: only a call tells cross-attention.
+            self._layers.setdefault(CROSS, 0)
         for stack, layer in wanted:
             if stack not in self._layers:
                 raise self._missing(stack, layer, f"stacks of layers: {', '.join(map(repr, sorted(self._layers)))}")
@@ -72,9 +75,6 @@ class _Gater:
 
     def owns(self, module: nn.Module) -> bool:
         return id(module) in self.trace.paths
-
-    def begin(self, module: nn.Module) -> None:
-        """Nothing to prepare."""
 
     def gate(self, module: nn.Module, output: Tensor) -> Tensor:
         if self.trace.backward and self.trace.most_visits(module) > 1:
@@ -92,9 +92,6 @@ class _Gater:
             return output
         self._used.add(place)
         return output * self._factors(place, gates, output)
-
-    def end(self, module: nn.Module, call: KernelCall | Problem, output: Tensor) -> None:
-        """Nothing to see."""
 
     def check_used(self) -> None:
         """Complain of gates that never acted, if the model ran."""

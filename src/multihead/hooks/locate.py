@@ -42,7 +42,7 @@ def locate(model: nn.Module) -> tuple[Located, ...]:
     """Which attention layers of a model can be watched, without running it.
 
     Found are modules of transformers whose code takes its kernel from `ALL_ATTENTION_FUNCTIONS`, and
-    `multihead.MultiHeadAttention`.
+    `multihead.MultiHeadAttention` (one class for self- and cross-attention: which it is shows when it is called).
 
     Args:
         model: A transformers model, or one built on `MultiHeadAttention`.

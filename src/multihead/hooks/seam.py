@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -41,24 +41,22 @@ class KernelCall:
     given: Mapping[str, Any]
 
 
-class Tap(Protocol):
+class Tap:
     """Someone who wants to see, or change, the attention calls of some modules."""
 
     def owns(self, module: nn.Module) -> bool:
         """Whether calls of this module are wanted."""
-        ...
+        raise NotImplementedError
 
     def begin(self, module: nn.Module) -> None:
         """An attention call is about to run."""
-        ...
 
     def gate(self, module: nn.Module, output: Tensor) -> Tensor:
         """Head outputs (batch, q_len, heads, v_head_dim) as they shall go on; `output` itself to leave them alone."""
-        ...
+        return output
 
     def end(self, module: nn.Module, call: KernelCall | Problem, output: Tensor) -> None:
         """The call has run, and every gate has acted on its output."""
-        ...
 
 
 class _Seams:

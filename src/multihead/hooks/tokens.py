@@ -150,9 +150,7 @@ def _joined(old: _History | None, past: int, ids: Tensor | None) -> Tensor | Non
     return None if old.tokens.ids is None else torch.cat([old.tokens.ids[:, :past], ids], dim=1)
 
 
-def _keep(
-    frames: Sequence[Frame], site: Site, problem: Problem, past: int, before: Tensor | None
-) -> Tensor | None:
+def _keep(frames: Sequence[Frame], site: Site, problem: Problem, past: int, before: Tensor | None) -> Tensor | None:
     """Which tokens from the first in the cache to the last query are real, (batch, past + q_len), or None for all."""
     total = past + problem.q_len
     lengths = (total, max(problem.kv_len, total))

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, cached_property
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from torch.utils.module_tracker import ModuleTracker
 
-from multihead.hooks.address import name_stacks
+from multihead.hooks.address import CROSS, name_stacks
 from multihead.hooks.call import Site, Tokens
 from multihead.hooks.locate import find_attention, is_cross
 from multihead.layer import MultiHeadAttention
@@ -97,7 +97,7 @@ class Trace:
         self._pass = _Pass()
         self._most_visits: Counter[int] = Counter()
 
-    def __deepcopy__(self, _memo: object) -> Self:
+    def __deepcopy__(self, _memo: object) -> "Trace":
         # Copies of a watched module carry its hooks; they are not followed.
         return self
 
@@ -125,7 +125,7 @@ class Trace:
         path = self.paths[id(module)]
         cross = self._cross[id(module)] or self._keys_given(module)
         repeat = max(self._pass.visits[id(module)] - 1, 0)
-        return Site(module=path, repeat=repeat, cross=cross, stack="cross" if cross else self.stacks.get(path))
+        return Site(module=path, repeat=repeat, cross=cross, stack=CROSS if cross else self.stacks.get(path))
 
     def most_visits(self, module: nn.Module) -> int:
         """How often a module was called in one pass, at most; backward passes may run in threads of their own."""

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from multihead.attend import Problem
 from multihead.hooks.call import Call, Projection, Site, Tokens
 from multihead.hooks.kernel import check_kernel, problem_of
 from multihead.hooks.locate import no_attention
-from multihead.hooks.seam import KernelCall, tapped
+from multihead.hooks.seam import KernelCall, Tap, tapped
 from multihead.hooks.tokens import TokenReader, past_of
 from multihead.hooks.trace import Trace, hooked
 
@@ -97,7 +97,7 @@ class _Local(threading.local):
         self.pending: _Pending | None = None
 
 
-class _Watcher:
+class _Watcher(Tap):
     """The tap behind `watching`."""
 
     def __init__(self, model: nn.Module, on_call: Callable[[Call], None]) -> None:
@@ -108,7 +108,7 @@ class _Watcher:
         self._ran = False
         self.trace = Trace(model, on_end=self._end_pass, on_leave=self._tokens.leave)
 
-    def __deepcopy__(self, _memo: object) -> Self:
+    def __deepcopy__(self, _memo: object) -> "_Watcher":
         return self
 
     def owns(self, module: nn.Module) -> bool:
@@ -116,9 +116,6 @@ class _Watcher:
 
     def begin(self, module: nn.Module) -> None:
         self._tell(Projection(weight=None, reason=_UNUSED))
-
-    def gate(self, module: nn.Module, output: Tensor) -> Tensor:
-        return output
 
     def end(self, module: nn.Module, call: KernelCall | Problem, output: Tensor) -> None:
         site, frames = self.trace.site(module), self.trace.frames

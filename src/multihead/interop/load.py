@@ -164,15 +164,12 @@ def _class_of(transformers: Any, found: _Source) -> tuple[Any, Any]:
 
 def _model(kind: Any, found: _Source, options: Mapping[str, Any]) -> nn.Module:
     stored = {} if found.gguf else {"use_safetensors": not found.pickled}
-    try:
-        loaded: tuple[nn.Module, Mapping[str, Any]] = _told(
-            found,
-            lambda: kind.from_pretrained(
-                found.place, output_loading_info=True, weights_only=True, **found.options, **stored, **options
-            ),
-        )
-    except ImportError as missing:
-        raise _missing_package(found, str(missing)) from missing
+    loaded: tuple[nn.Module, Mapping[str, Any]] = _told(
+        found,
+        lambda: kind.from_pretrained(
+            found.place, output_loading_info=True, weights_only=True, **found.options, **stored, **options
+        ),
+    )
     model, told = loaded
     # A new head on top may be unknown to the file; a layer may not: it would be made of random numbers.
     absent = sorted(key for key in told["missing_keys"] if _LAYER.search(key))
@@ -203,8 +200,17 @@ def _told(found: _Source, load: Callable[[], Any]) -> Any:
     """Run a loader of transformers; what it cannot load is told in our words."""
     try:
         return load()
-    except (OSError, ValueError, KeyError, RuntimeError) as fault:
+    except ImportError as missing:
+        raise _missing_package(found, str(missing)) from missing
+    # A damaged or foreign file can raise anything, from OSError to struct.error.
+    except Exception as fault:
         text = str(fault)
+        if "Weights only load failed" in text:
+            raise MultiheadError(
+                asked=f"the weights of {found.name}",
+                arrived="a pickle with more than tensors in it, which reading would run",
+                remedy=f"do not open it unless you trust it; {_CONVERT}",
+            ) from fault
         if "safetensors" in text and not found.gguf:
             raise MultiheadError(
                 asked=f"the weights of {found.name} as safetensors",

@@ -10,7 +10,15 @@ from typing import cast
 import torch
 from torch import nn
 
-from multihead.corpus import Text, Tokenizer, default_texts, repeated_tokens, token_classes
+from multihead.corpus import (
+    Text,
+    Tokenizer,
+    default_texts,
+    frame_of,
+    ordinary_tokens,
+    repeated_tokens,
+    token_classes,
+)
 from multihead.error import MultiheadError
 from multihead.interop import check_weights
 from multihead.measure import Interrupted, observe
@@ -25,6 +33,8 @@ from multihead.workflow.encode import (
 from multihead.workflow.report import Report
 
 PACKAGES = ("multihead", "torch", "transformers", "tokenizers", "numpy")
+# The stimulus: blocks of 20 to 60 tokens, four times over (Olsson et al. 2022, arXiv:2209.11895, with random periods).
+COPIES, SHORTEST_BLOCK, LONGEST_BLOCK = 4, 4, 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +109,7 @@ def checkup(
             repeats=repeated,
             created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             versions=_versions(),
-            settings=_settings(model, length, repeats),
+            settings=_settings(model, length, len(stimulus.documents)),
             complete=run.complete,
         )
     )
@@ -154,7 +164,14 @@ def _named(texts: Sequence[Text | str]) -> list[Text]:
 
 
 def _stimulus(model: nn.Module, tokenizer: Tokenizer, *, runs: int, max_length: int) -> Encoded:
-    return encode_runs(model, repeated_tokens(tokenizer, runs=runs, max_length=max_length) if runs else ())
+    """Random tokens repeated four times; none where the vocabulary or the length has no room for a block of them."""
+    before, after = frame_of(tokenizer)
+    room = (max_length - len(before) - len(after)) // COPIES
+    longest = min(LONGEST_BLOCK, room, len(ordinary_tokens(tokenizer)))
+    if not runs or longest < SHORTEST_BLOCK:
+        return encode_runs(model, ())
+    periods = (max(SHORTEST_BLOCK, longest // 3), longest)
+    return encode_runs(model, repeated_tokens(tokenizer, runs=runs, periods=periods, repeats=COPIES))
 
 
 def _facts(

@@ -1,0 +1,135 @@
+"""Models of transformers that run on our attention give what they give on their own."""
+
+import pytest
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from hooks.families import FAMILIES, ids, twin
+from multihead.error import MultiheadError
+from multihead.interop import register_transformers
+from multihead.interop.register import multihead_attention_forward
+
+NAMES = ["bert", "gpt2", "llama", "mistral", "gemma2", "gpt_oss", "t5", "vit", "whisper", "bart", "albert"]
+RUNS = [(name, padding) for name in NAMES for padding in FAMILIES[name].paddings]
+
+
+def registered():
+    return register_transformers()
+
+
+@pytest.mark.parametrize(("name", "padding"), RUNS)
+def test_outputs_on_real_tokens_equal_eager(name, padding):
+    family = FAMILIES[name]
+    model, inputs = family.build("eager"), family.inputs(padding)
+    ours = twin(family, model)
+    ours.set_attn_implementation(registered())
+    with torch.no_grad():
+        want, got = model(**inputs)[0], ours(**inputs)[0]
+    if family.reads == "tokens" and padding != "none":
+        real = inputs["attention_mask"].bool()
+        want, got = want[real], got[real]
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
+def test_generation_equals_eager(name, cache):
+    family = FAMILIES[name]
+    model, inputs = family.build("eager"), family.inputs("left")
+    ours = twin(family, model)
+    ours.set_attn_implementation(registered())
+    options = {"disable_compile": True} if cache == "static" else {}
+    written = []
+    for each in (model, ours):
+        each.generation_config.eos_token_id = None
+        written.append(
+            each.generate(
+                **inputs, max_new_tokens=5, do_sample=False, pad_token_id=0, cache_implementation=cache, **options
+            )
+        )
+    assert torch.equal(*written)
+
+
+def test_gradients_equal_eager():
+    family = FAMILIES["llama"]
+    model, inputs = family.build("eager"), family.inputs("right")
+    ours = twin(family, model)
+    ours.set_attn_implementation(registered())
+    real = inputs["attention_mask"].bool()
+    gradients = [
+        torch.autograd.grad(each(**inputs)[0][real].square().mean(), list(each.parameters())) for each in (model, ours)
+    ]
+    for want, got in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-3)
+
+
+def test_registering_twice_changes_nothing():
+    name = register_transformers()
+    before = AttentionInterface._global_mapping[name], AttentionMaskInterface._global_mapping[name]
+    assert register_transformers() == name == "multihead"
+    assert (AttentionInterface._global_mapping[name], AttentionMaskInterface._global_mapping[name]) == before
+
+
+def test_the_left_padded_model_would_be_wrong_without_the_mask_function():
+    family = FAMILIES["llama"]
+    model, inputs = family.build("eager"), family.inputs("left")
+    ours = twin(family, model)
+    AttentionInterface.register("half_registered", multihead_attention_forward)
+    try:
+        ours.set_attn_implementation("half_registered")
+        with torch.no_grad():
+            apart = (ours(**inputs)[0] - model(**inputs)[0])[1, 3:].abs().max()
+    finally:
+        del AttentionInterface._global_mapping["half_registered"]
+    assert apart > 1e-3
+
+
+class Module(torch.nn.Module):
+    is_causal = True
+
+
+def test_a_mask_of_added_numbers_is_taken():
+    q, bias = torch.randn(1, 2, 4, 8), torch.randn(1, 1, 4, 4)
+    out, weights = multihead_attention_forward(Module(), q, q, q, bias, scaling=0.5)
+    want = torch.softmax(0.5 * q @ q.mT + bias, dim=-1) @ q
+    torch.testing.assert_close(out, want.transpose(1, 2), atol=1e-5, rtol=1e-5)
+    assert weights is None
+    assert out.is_contiguous()
+
+
+def test_a_mask_of_the_lowest_numbers_shuts():
+    q = torch.randn(1, 2, 4, 8)
+    bias = torch.zeros(1, 1, 4, 4)
+    bias[..., 0, :], bias[..., 1:, 3] = torch.finfo(torch.float32).min, torch.finfo(torch.float32).min
+    out, _ = multihead_attention_forward(Module(), q, q, q, bias)
+    assert not out[:, 0].any()
+    want = torch.softmax(8**-0.5 * q[:, :, 1:] @ q[:, :, :3].mT, dim=-1) @ q[:, :, :3]
+    torch.testing.assert_close(out[:, 1:], want.transpose(1, 2), atol=1e-5, rtol=1e-5)
+
+
+def test_a_sink_for_every_query_is_refused():
+    q = torch.randn(1, 2, 4, 8)
+    with pytest.raises(MultiheadError, match="a sink for every query"):
+        multihead_attention_forward(Module(), q, q, q, None, sinks=torch.zeros(1, 2, 4, 1))
+
+
+def test_a_call_that_is_not_causal_and_a_single_query_see_everything():
+    q = torch.randn(1, 2, 4, 8)
+    free, _ = multihead_attention_forward(Module(), q, q, q, None, is_causal=False)
+    want = torch.softmax(8**-0.5 * q @ q.mT, dim=-1) @ q
+    torch.testing.assert_close(free, want.transpose(1, 2), atol=1e-5, rtol=1e-5)
+    one, _ = multihead_attention_forward(Module(), q[:, :, :1], q, q, None)
+    torch.testing.assert_close(one, want[:, :, :1].transpose(1, 2), atol=1e-5, rtol=1e-5)
+
+
+def test_a_watched_model_may_run_on_it():
+    from multihead.hooks import watching
+
+    family = FAMILIES["gpt_oss"]
+    model = family.build("eager")
+    model.set_attn_implementation(registered())
+    calls = []
+    with torch.no_grad(), watching(model, calls.append):
+        model(input_ids=ids(2, 5))
+    assert [call.kernel for call in calls] == ["multihead"] * 2
+    assert all(call.problem.normaliser.sinks is not None for call in calls)
