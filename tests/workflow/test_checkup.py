@@ -113,6 +113,8 @@ def test_what_cannot_be_checked_is_refused_before_anything_runs():
         mh.checkup(broken, LetterTokenizer(), TEXTS)
     with pytest.raises(mh.MultiheadError, match="attention"):
         mh.checkup(torch.nn.Embedding(40, 8), LetterTokenizer(), TEXTS)
+    with pytest.raises(mh.MultiheadError, match=r"MultiHeadAttention\.forward\(query, key, value"):
+        mh.checkup(mh.MultiHeadAttention(8, heads=2), LetterTokenizer(), TEXTS)
 
 
 def test_texts_may_carry_names():

@@ -1,5 +1,6 @@
 """The checkup: a model and texts in, statistics of every head out."""
 
+import inspect
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from multihead.corpus import (
     token_classes,
 )
 from multihead.error import MultiheadError
+from multihead.hooks import locate
 from multihead.interop import check_weights
 from multihead.measure import Interrupted, observe
 from multihead.record import CheckupRecord, HeadStatistics, ModelFacts
@@ -92,6 +94,8 @@ def checkup(
             arrived="tokenizer=None",
             remedy="pass the tokenizer of the model, e.g. AutoTokenizer.from_pretrained(folder)",
         )
+    locate(model)  # raises where there is no attention to be seen
+    _check_reads_tokens(model)
     check_weights(model)
     limit = length_limit(model, tokenizer)
     length = checked_length(max_length, limit)
@@ -113,6 +117,16 @@ def checkup(
             complete=run.complete,
         )
     )
+
+
+def _check_reads_tokens(model: nn.Module) -> None:
+    parameters = inspect.signature(model.forward).parameters
+    if "input_ids" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        raise MultiheadError(
+            asked="a model that reads tokens: forward(input_ids, ...)",
+            arrived=f"{type(model).__name__}.forward({', '.join(parameters)})",
+            remedy="run it yourself on its own inputs: with mh.watch(model) as watched: model(...)",
+        )
 
 
 class _Run:
