@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers import AlbertForMaskedLM
 
-from multihead.corpus import PUBLISHED, MappedReaction, SmilesTokenizer, align
+from multihead.corpus import PUBLISHED, MappedReaction, SmilesTokenizer, align, smiles_tokens
+from multihead.corpus.smiles import parse_atoms
 from multihead.error import MultiheadError
 
 
@@ -95,7 +96,6 @@ def test_published_maps_are_sound(published):
     ]
     assert symbols[1].items() <= symbols[0].items()
     assert len(symbols[1]) >= 5
-    from multihead.corpus.smiles import parse_atoms, smiles_tokens
 
     def bonds(side):
         atoms = parse_atoms(smiles_tokens(side))

@@ -112,7 +112,9 @@ def tokened(world):
         )
 
     def same(t):
-        return Known(lambda: mp.same_token(tensor(world, t)), lambda b, h, i, j: i != j and row(t, b)[i] == row(t, b)[j])
+        return Known(
+            lambda: mp.same_token(tensor(world, t)), lambda b, h, i, j: i != j and row(t, b)[i] == row(t, b)[j]
+        )
 
     def after(t):
         return Known(
@@ -144,9 +146,7 @@ def grown(leaves, shifts):
         return Known(lambda: a.pattern.at(q_offset=s), lambda b, h, i, j: a.rule(b, h, i + s, j))
 
     def larger(part):
-        return st.one_of(
-            st.builds(joined, part, part, st.booleans()), part.map(turned), st.builds(moved, part, shifts)
-        )
+        return st.one_of(st.builds(joined, part, part, st.booleans()), part.map(turned), st.builds(moved, part, shifts))
 
     return st.recursive(leaves, larger, max_leaves=6)
 

@@ -1,5 +1,6 @@
 """Faults that users of other attention modules reported; the numbers are those of the survey of libraries."""
 
+import jaxtyping
 import pytest
 import torch
 
@@ -81,7 +82,8 @@ def test_06_training_evaluation_and_no_grad_agree_at_every_position(randomise):
 
 # The compiler looks at `.grad` of every tensor it meets, its own intermediate results among them.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_06_compiled_and_plain_agree(randomise):
+def test_06_compiled_and_plain_agree(randomise, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the compiler would trace the checks of types
     layer = randomise(MultiHeadAttention(12, heads=4, kv_heads=2))
     compiled = torch.compile(layer, backend="eager")
     x = torch.randn(2, 6, 12)

@@ -5,7 +5,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from multihead.attend.problem import Problem
-from multihead.attend.tile import Band
+from multihead.attend.tile import Band, bands
+
+_FAR = 1e3  # float32 has four digits left after the point
+_HEIGHT = 128  # queries looked at together
 
 
 def fit(x: Tensor, size: int) -> Tensor:
@@ -29,6 +32,24 @@ def mask_numbers(problem: Problem, band: Band) -> Tensor | None:
     if bias is not None:
         return torch.where(allowed, bias, -torch.inf)
     return torch.zeros(allowed.shape, dtype=problem.wide, device=allowed.device).masked_fill_(~allowed, -torch.inf)
+
+
+def buried(problem: Problem) -> bool:
+    """True where all that some query may attend to has a bias so far from 0 that scores have no digits left beside it.
+
+    The kernels' backward passes start from the log-sum-exp and would weigh such a row wrongly; the forward pass is
+    right.
+    """
+    bias = problem.bias
+    if not isinstance(bias, Tensor) or not bool(((bias.abs() > _FAR) & bias.isfinite()).any()):
+        return False
+    for band in bands(problem, _HEIGHT):
+        numbers = mask_numbers(problem, band)
+        if numbers is not None and numbers.numel() > 0:
+            peak = numbers.amax(-1)
+            if bool(((peak.abs() > _FAR) & peak.isfinite()).any()):
+                return True
+    return False
 
 
 def mask_copies(problem: Problem) -> int:

@@ -23,7 +23,7 @@ from multihead.pattern import Pattern
 _KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _NUMBERS = 2**21  # in the mask of a band: 8 MiB in float32
-_LEAST, _MOST = 32, 512  # queries in a band
+_LEAST, _MOST = 32, 256  # queries in a band
 _BLOCK = 192  # queries from which on the kernel works in large blocks
 
 
@@ -142,15 +142,15 @@ def _attend(problem: Problem) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of all bands."""
     out, lse = blank(problem), problem.q.new_empty(problem.q.shape[:3], dtype=problem.wide)
     for band in _bands(problem):
-        part, sums = _forward(_Piece.of(problem, band), problem)
+        parts = _forward(_Piece.of(problem, band), problem)
         if band.rows == slice(0, problem.q_len):
-            return part, sums
-        out[:, :, band.rows], lse[:, :, band.rows] = part, sums
+            return parts
+        out[:, :, band.rows], lse[:, :, band.rows] = parts
     return out, lse
 
 
 def _forward(piece: _Piece, problem: Problem) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of one band."""
+    """The same of one band."""
     if piece.k.shape[2] == 0:
         out = problem.q.new_zeros(*piece.q.shape[:3], problem.v_head_dim)
         keys = torch.full(out.shape[:3], -torch.inf, dtype=problem.wide, device=out.device)

@@ -1,8 +1,9 @@
 """How a row of scores becomes a row of weights.
 
-Each normaliser settles complete rows, -inf where a key is not allowed: one number a row, from which every weight of the
-row follows by itself, so that a tile of weights can be made again without its neighbours. A row without any allowed key
-gets weights 0 and gradient 0 from every one of them.
+Each normaliser settles complete rows, -inf where a key is not allowed: two numbers a row, from which every weight of
+the row follows by itself, so that a tile of weights can be made again without its neighbours. The first is the size of
+the scores, which is taken off them before anything else, so that huge scores cost no precision. A row without any
+allowed key gets weights 0 and gradient 0 from every normaliser.
 """
 
 import math
@@ -70,15 +71,29 @@ class Softmax:
         sink = self.sink_logit(lse)
         return lse if sink is None else torch.logaddexp(lse, sink.expand_as(lse))
 
-    def settle(self, scores: Float[Tensor, "batch heads rows keys"]) -> Float[Tensor, "batch heads rows"]:
+    def settle(self, scores: Float[Tensor, "batch heads rows keys"]) -> Float[Tensor, "batch heads rows 2"]:
+        """The highest of scores and sink (0 in an empty row), and the log of the sum of exponentials below it."""
+        sink = self.sink_logit(scores)
+        peak = _peak(scores)
+        if sink is not None:
+            peak = torch.maximum(peak, sink.detach())
+        peak = torch.where(peak.isneginf(), 0.0, peak)
+        total = torch.exp(scores - peak[..., None]).sum(-1)
+        if sink is not None:
+            total = total + torch.exp(sink - peak)
+        rest = torch.where(total == 0, -math.inf, torch.log(torch.where(total == 0, 1.0, total)))
+        return torch.stack([peak, rest], -1)
+
+    def lse(self, settled: Float[Tensor, "batch heads rows 2"]) -> Float[Tensor, "batch heads rows"]:
         """Log-sum-exp of each row, the sink included; -inf in an empty row without a sink."""
-        return self.with_sink(_logsumexp(scores))
+        return settled.sum(-1)
 
     def weigh(
-        self, scores: Float[Tensor, "batch heads rows keys"], settled: Float[Tensor, "batch heads rows"]
+        self, scores: Float[Tensor, "batch heads rows keys"], settled: Float[Tensor, "batch heads rows 2"]
     ) -> Float[Tensor, "batch heads rows keys"]:
-        """`exp(scores - settled)`, 0 in an empty row."""
-        return torch.exp(scores - torch.where(settled.isneginf(), 0.0, settled)[..., None])
+        """`exp(scores - lse)`, 0 in an empty row."""
+        peak, rest = settled[..., :1], settled[..., 1:]
+        return (scores - peak).exp_() * torch.exp(-torch.where(rest.isneginf(), 0.0, rest))
 
     def pull(
         self, weights: Float[Tensor, "batch heads rows keys"], grad: Float[Tensor, "batch heads rows keys"]
@@ -119,15 +134,18 @@ class Sigmoid:
         """The same for all heads."""
         return self
 
-    def settle(self, scores: Float[Tensor, "batch heads rows keys"]) -> Float[Tensor, "batch heads rows"]:
-        """The same for each row: minus the bias."""
-        return scores.new_full(scores.shape[:-1], -self.bias)
+    def settle(self, scores: Float[Tensor, "batch heads rows keys"]) -> Float[Tensor, "batch heads rows 2"]:
+        """Nothing: each weight follows from its score alone."""
+        return scores.new_zeros(*scores.shape[:-1], 2)
+
+    def lse(self, settled: Float[Tensor, "batch heads rows 2"]) -> None:
+        """None: there is no common denominator."""
 
     def weigh(
-        self, scores: Float[Tensor, "batch heads rows keys"], settled: Float[Tensor, "batch heads rows"]
+        self, scores: Float[Tensor, "batch heads rows keys"], settled: Float[Tensor, "batch heads rows 2"]
     ) -> Float[Tensor, "batch heads rows keys"]:
-        """`sigmoid(scores - settled)`."""
-        return torch.sigmoid(scores - settled[..., None])
+        """`sigmoid(scores + bias)`."""
+        return torch.sigmoid(scores + self.bias)
 
     def pull(
         self, weights: Float[Tensor, "batch heads rows keys"], grad: Float[Tensor, "batch heads rows keys"]
@@ -169,18 +187,22 @@ class Entmax:
         """The same for all heads."""
         return self
 
-    def settle(self, scores: Float[Tensor, "batch heads rows keys"]) -> Float[Tensor, "batch heads rows"]:
-        """The threshold tau of each row."""
-        if scores.shape[-1] == 0:
-            return scores.new_zeros(scores.shape[:-1])
-        scaled = scores * (self.alpha - 1)
-        return _threshold(scaled, 1 / (self.alpha - 1))[..., 0]
+    def settle(self, scores: Float[Tensor, "batch heads rows keys"]) -> Float[Tensor, "batch heads rows 2"]:
+        """The highest score (0 in an empty row), and how far below it the threshold tau lies."""
+        peak = _peak(scores)
+        peak = torch.where(peak.isneginf(), 0.0, peak)
+        below = (scores - peak[..., None]) * (self.alpha - 1)
+        return torch.stack([peak, _threshold(below, 1 / (self.alpha - 1))], -1)
+
+    def lse(self, settled: Float[Tensor, "batch heads rows 2"]) -> None:
+        """None: there is a threshold, no denominator."""
 
     def weigh(
-        self, scores: Float[Tensor, "batch heads rows keys"], settled: Float[Tensor, "batch heads rows"]
+        self, scores: Float[Tensor, "batch heads rows keys"], settled: Float[Tensor, "batch heads rows 2"]
     ) -> Float[Tensor, "batch heads rows keys"]:
-        """`max((alpha - 1) * scores - settled, 0) ** (1 / (alpha - 1))`."""
-        return _lift(scores * (self.alpha - 1) - settled[..., None], 1 / (self.alpha - 1))
+        """`max((alpha - 1) * scores - tau, 0) ** (1 / (alpha - 1))`."""
+        below = (scores - settled[..., :1]) * (self.alpha - 1)
+        return _lift(below - settled[..., 1:], 1 / (self.alpha - 1))
 
     def pull(
         self, weights: Float[Tensor, "batch heads rows keys"], grad: Float[Tensor, "batch heads rows keys"]
@@ -204,14 +226,11 @@ class Sparsemax(Entmax):
 Normaliser = Softmax | Sigmoid | Entmax
 
 
-def _logsumexp(scores: Tensor) -> Tensor:
-    """Log-sum-exp of the last axis, -inf with gradient 0 where it is empty or -inf throughout."""
+def _peak(scores: Tensor) -> Tensor:
+    """The highest score of each row, without a gradient; -inf where there is none."""
     if scores.shape[-1] == 0:
-        return scores.sum(-1) - math.inf
-    peak = scores.detach().amax(-1)
-    shift = torch.where(peak.isneginf(), 0.0, peak)
-    total = torch.exp(scores - shift[..., None]).sum(-1)
-    return torch.where(total == 0, -math.inf, shift + torch.log(torch.where(total == 0, 1.0, total)))
+        return scores.new_full(scores.shape[:-1], -math.inf)
+    return scores.detach().amax(-1)
 
 
 def _lift(above: Tensor, power: float) -> Tensor:
@@ -219,16 +238,16 @@ def _lift(above: Tensor, power: float) -> Tensor:
     return torch.where(above > 0, torch.where(above > 0, above, 1.0) ** power, 0.0)
 
 
-def _threshold(scaled: Tensor, power: float) -> Tensor:
-    """The tau with sum(max(scaled - tau, 0) ** power) = 1, by halving the interval [max - 1, max] that holds it.
+def _threshold(below: Tensor, power: float) -> Tensor:
+    """The tau in [-1, 0] with sum(max(below - tau, 0) ** power) = 1, for rows whose highest number is 0.
 
-    The halving has no gradient; the Newton step after it has the one of tau by the implicit function theorem.
+    It is found by halving, which has no gradient; a Newton step after it has the one of the implicit function theorem.
     """
-    fixed = scaled.detach()
-    peak = fixed.amax(-1, keepdim=True)
-    tau = torch.where(peak.isneginf(), 0.0, peak) - 1
-    for halving in range(1, 2 - math.frexp(torch.finfo(scaled.dtype).eps)[1]):
+    fixed = below.detach()
+    tau = fixed.new_full((*below.shape[:-1], 1), -1.0)
+    for halving in range(1, 2 - math.frexp(torch.finfo(below.dtype).eps)[1]):
         higher = tau + 0.5**halving
         tau = torch.where(_lift(fixed - higher, power).sum(-1, keepdim=True) >= 1, higher, tau)
     slope = power * _lift(fixed - tau, power - 1).sum(-1, keepdim=True)
-    return tau + (_lift(scaled - tau, power).sum(-1, keepdim=True) - 1) / torch.where(slope > 0, slope, math.inf)
+    step = (_lift(below - tau, power).sum(-1, keepdim=True) - 1) / torch.where(slope > 0, slope, math.inf)
+    return (tau + step)[..., 0]

@@ -1,7 +1,6 @@
 """One attention call, checked: every backend, and every statistic, works from this."""
 
 from dataclasses import dataclass, replace
-from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -95,7 +94,7 @@ class Problem:
         """The dtype sums are kept in: float64 for float64 inputs, else float32."""
         return torch.float64 if self.q.dtype == torch.float64 else torch.float32
 
-    def widen(self) -> Self:
+    def widen(self) -> "Problem":
         """The same problem with q, k and v in the dtype sums are kept in, so that many `scores` convert them once."""
         return replace(self, q=self.q.to(self.wide), k=self.k.to(self.wide), v=self.v.to(self.wide))
 
@@ -177,7 +176,9 @@ class Problem:
             return None
         if isinstance(bias, Tensor):
             return _cut(bias, (self.q_len, self.kv_len), rows, cols).to(self.wide)
-        return bias.scores(self.q_positions()[rows], self.k_positions()[cols]).to(self.wide)
+        # Widened before it is multiplied by distances, which a short dtype cannot even count.
+        wide = bias.with_weight(bias.weight.to(self.wide))
+        return wide.scores(self.q_positions()[rows], self.k_positions()[cols])
 
     def __str__(self) -> str:
         parts = [f"q {tuple(self.q.shape)}, k {tuple(self.k.shape)}, v {tuple(self.v.shape)}"]

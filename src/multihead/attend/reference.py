@@ -17,7 +17,10 @@ def define(p: Problem, keep: Tensor | None = None) -> tuple[Tensor, Tensor | Non
     if p.softcap is not None:
         scores = p.softcap * torch.tanh(scores / p.softcap)
     if p.bias is not None:
-        scores = scores + (p.bias if isinstance(p.bias, Tensor) else p.bias.scores(q_pos, k_pos)).to(scores)
+        bias = (
+            p.bias if isinstance(p.bias, Tensor) else p.bias.with_weight(p.bias.weight.to(scores)).scores(q_pos, k_pos)
+        )
+        scores = scores + bias.to(scores)
     if p.mask is not None:
         scores = scores.where(p.mask if isinstance(p.mask, Tensor) else p.mask.allows(q_pos, k_pos), -torch.inf)
     weights, lse = _softmax(scores, p.normaliser) if isinstance(p.normaliser, Softmax) else _other(scores, p.normaliser)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from multihead.attend import flash_cpu, fused_cuda
+from multihead.attend.fit import buried
 from multihead.attend.normaliser import Softmax
 from multihead.attend.problem import Problem
 
@@ -27,13 +28,22 @@ def why_not(problem: Problem) -> list[str]:
         )
     sizes = ("batch", "heads", "q_len", "kv_len", "head_dim", "v_head_dim")
     reasons += [f"{name} is 0, which its kernels do not take" for name in sizes if getattr(problem, name) == 0]
-    weight = problem.bias if isinstance(problem.bias, Tensor) or problem.bias is None else problem.bias.weight
-    if weight is not None and weight.requires_grad and torch.is_grad_enabled():
-        reasons.append("its kernels give no gradient to a bias")
+    reasons += _why_no_gradient(problem) if torch.is_grad_enabled() else []
     if problem.q.device.type == "cuda":
         return reasons + fused_cuda.why_not(problem)
     if problem.q.device.type != "cpu":
         reasons.append(f"no kernel that gives a log-sum-exp is known on {problem.q.device.type}")
+    return reasons
+
+
+def _why_no_gradient(problem: Problem) -> list[str]:
+    bias, reasons = problem.bias, list[str]()
+    if bias is None:
+        return reasons
+    if (bias if isinstance(bias, Tensor) else bias.weight).requires_grad:
+        reasons.append("its kernels give no gradient to a bias")
+    if any(x.requires_grad for x in (problem.q, problem.k, problem.v)) and buried(problem):
+        reasons.append("a row of the bias is beyond +-1000 throughout, which its backward pass gets wrong (use a mask)")
     return reasons
 
 

@@ -1,7 +1,7 @@
 """Attention in plain torch, one band of queries at a time: everything, on any device, in O(n) memory both ways.
 
 A band holds every key its queries may attend to, so that normalisers that need complete rows work as well. The backward
-pass makes each band of weights again from one number a row.
+pass makes each band of weights again from two numbers a row.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from multihead.attend.tile import Band, add_at, bands
 NAME = "tiled"
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
-_TARGET = 2**21  # weights in a band, over all batch rows and heads
+_TARGET = 2**20  # weights in a band, over all batch rows and heads
 _LEAST, _MOST = 16, 256  # queries in a band
 _MIX = 0x9E3779B97F4A7C15  # spreads neighbouring bands over the seeds
 
@@ -42,33 +42,32 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     if torch.is_grad_enabled():
         sinks = problem.normaliser.sinks if isinstance(problem.normaliser, Softmax) else None
         weight = problem.bias if isinstance(problem.bias, Tensor) or problem.bias is None else problem.bias.weight
-        out, settled = _Tiled.apply(problem, seed, problem.q, problem.k, problem.v, weight, sinks)
+        out, lse, _ = _Tiled.apply(problem, seed, problem.q, problem.k, problem.v, weight, sinks)
     else:
-        out, settled = _attend(problem, seed)
-    return out, settled if problem.normaliser.has_lse else None
+        out, lse, _ = _attend(problem, seed)
+    return out, lse if problem.normaliser.has_lse else None
 
 
 class _Tiled(FirstOrder):
-    """(out, settled) of a problem; the tensors a gradient may flow to are handed over one by one."""
+    """(out, lse, settled); the tensors a gradient may flow to are handed over one by one."""
 
     @staticmethod
     def forward(
         problem: Problem, seed: int, q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, sinks: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         return _attend(_rebuilt(problem, q, k, v, weight, sinks), seed)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
         problem, seed, *tensors = inputs
         ctx.set_materialize_grads(False)
         ctx.problem, ctx.seed = problem, seed
-        ctx.save_for_backward(*tensors, output[1])
-        if not problem.normaliser.has_lse:
-            ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*tensors, output[2])
+        ctx.mark_non_differentiable(*output[2 if problem.normaliser.has_lse else 1 :])
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
-        grad_out, grad_lse = grad_outputs
+        grad_out, grad_lse, _ = grad_outputs
         q, k, v, weight, sinks, settled = ctx.saved_tensors
         with torch.no_grad():
             problem = _rebuilt(ctx.problem, q, k, v, weight, sinks)
@@ -84,10 +83,10 @@ class _Tiled(FirstOrder):
         return None, None, *(None if g is None else next(guarded) for g in grads)
 
 
-def _attend(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
-    """Output, and the number each row of weights follows from, of all bands."""
+def _attend(problem: Problem, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, log-sum-exp, and the numbers each row of weights follows from, of all bands."""
     wide, normaliser = problem.widen(), problem.normaliser
-    out, settled = blank(problem), problem.q.new_empty(problem.q.shape[:3], dtype=problem.wide)
+    out, settled = blank(problem), problem.q.new_empty(*problem.q.shape[:3], 2, dtype=problem.wide)
     for band in bands(problem, _height(problem)):
         scores = _Scores.of(wide, band).final
         rows = normaliser.settle(scores)
@@ -95,7 +94,7 @@ def _attend(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
         kept = _kept(weights.shape, problem, seed, band)
         out[:, :, band.rows] = _mix(weights if kept is None else weights * kept, wide.v[:, :, band.cols])
         settled[:, :, band.rows] = rows
-    return out, settled
+    return out, settled.sum(-1), settled
 
 
 class _Scores(NamedTuple):
@@ -178,8 +177,8 @@ def _pull_sinks(problem: Problem, settled: Tensor, grad: Tensor) -> Tensor:
     normaliser = problem.normaliser
     if not isinstance(normaliser, Softmax) or normaliser.sinks is None:
         return torch.zeros((), dtype=grad.dtype, device=grad.device)
-    sinks = normaliser.sinks.to(settled)[:, None]
-    share = torch.exp(sinks - torch.where(settled.isneginf(), 0.0, settled))
+    peak, rest = settled.unbind(-1)
+    share = torch.exp(normaliser.sinks.to(settled)[:, None] - peak - torch.where(rest.isneginf(), 0.0, rest))
     return (share * grad).sum((0, 2))
 
 

@@ -1,4 +1,4 @@
-"""Atom maps published with RXNMapper."""
+"""Atom maps published with RXNMapper (MIT licence, copyright 2020 RXN4Chemistry team)."""
 
 from multihead.corpus.reactions import MappedReaction
 

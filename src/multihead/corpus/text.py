@@ -18,7 +18,7 @@ class Text:
 
     Example:
         >>> Text("note", "one two").digest
-        '4e0b3f7ca0ea0cd6'
+        '8ab63e29a4ba14e4'
     """
 
     name: str

@@ -52,6 +52,10 @@ class Scene:
         queries: The queries.
         keys: The keys.
         q_pos: Position of each query, counted from the first real token.
+        q_real: The same, with padding moved to the nearest real token, so that no pattern is asked beyond its length.
+        k_real: The same for each key.
+        k_places: Places of the keys: 0, 1, ...
+        q_span: Length of the sequence of the queries, from the first real token to the last.
         center: For each query the key that has the same position, as a place among the keys (it may lie outside).
         documents: Document of each batch row.
         vocabulary: Classes and special tokens, or None.
@@ -65,16 +69,26 @@ class Scene:
     queries: Side
     keys: Side
     q_pos: Int[Tensor, "_ q_len"]
+    q_real: Int[Tensor, "_ q_len"]
+    k_real: Int[Tensor, "_ kv_len"]
+    k_places: Int[Tensor, " kv_len"]
+    q_span: Int[Tensor, "_ 1"]
     center: Int[Tensor, "_ q_len"]
     documents: tuple[int, ...]
     vocabulary: TokenClasses | None
     targets: Mapping[str, Target]
     factor: Float[Tensor, "heads _ v_head_dim"] | None
 
+    def nearest(self, rows: slice) -> tuple[int, int]:
+        """Lowest and highest `center` of some queries."""
+        if self.center.shape[0] > 1:
+            return int(self.center[:, rows].min()), int(self.center[:, rows].max())
+        start = self.problem.q_offset or 0
+        return start + rows.start, start + rows.stop - 1
+
     def q_bins(self) -> Int[Tensor, "_ q_len"]:
         """Bin of each query: floor(BINS * position / length)."""
-        span = self.queries.span if self.call.site.cross else self.keys.span
-        return (BINS * self.q_pos // span).clamp(0, BINS - 1)
+        return (BINS * self.q_pos // self.q_span).clamp(0, BINS - 1)
 
     def k_edges(self) -> Int[Tensor, "_ edges"]:
         """First key of each bin, and the end of the last: BINS + 1 places among the keys."""
@@ -112,8 +126,8 @@ def build_scene(
     each = problem.batch // len(documents)
     keys = _side(call.keys, problem.kv_len, problem.q.device)
     queries = _side(call.queries, problem.q_len, problem.q.device)
-    first = queries.first if call.site.cross else keys.first
-    q_pos = problem.q_positions()[None] - first
+    own = queries if call.site.cross else keys
+    q_pos, places = problem.q_positions()[None] - own.first, problem.k_positions()
     return Scene(
         call=call,
         problem=problem,
@@ -121,6 +135,10 @@ def build_scene(
         queries=queries,
         keys=keys,
         q_pos=q_pos,
+        q_real=torch.minimum(q_pos.clamp(min=0), own.span - 1) if own.padded else q_pos,
+        k_real=torch.minimum((places - keys.first).clamp(min=0), keys.span - 1),
+        k_places=places,
+        q_span=own.span,
         center=q_pos + keys.first,
         documents=tuple(document for document in documents for _ in range(each)),
         vocabulary=vocabulary,

@@ -98,11 +98,13 @@ class _Gathered:
             rows=rows,
             cols=cols,
             weights=weights,
-            prefix=weights.cumsum(-1),
+            prefix=_running_sum(weights),
             visible=visible,
             counted=counted,
-            top_key=known.top_key + cols.start,
-            sink=known.sink,
+            all_count=bool(counted.all()),
+            known=known,
+            places=self.scene.k_places[cols],
+            nearest=self.scene.nearest(rows),
         )
 
     def whole(self) -> Whole:
@@ -118,8 +120,8 @@ class _Gathered:
             assert bias is not None
             allowed = (bias > FLOOR) if allowed is None else allowed & (bias > FLOOR)
         if allowed is None:
-            allowed = torch.ones((1, 1, rows.stop - rows.start, cols.stop - cols.start), dtype=torch.bool)
-            allowed = allowed.to(problem.q.device)
+            size = (1, 1, rows.stop - rows.start, cols.stop - cols.start)
+            allowed = torch.ones((), dtype=torch.bool, device=problem.q.device).expand(size)
         if not keys.padded:
             return allowed, allowed
         visible = allowed & keys.kept[:, None, None, cols]
@@ -128,6 +130,14 @@ class _Gathered:
             return allowed, allowed
         self.leaks = True
         return allowed, visible
+
+
+def _running_sum(weights: Tensor) -> Tensor:
+    """Sums of the first 0, 1, ... weights of each row."""
+    sums = weights.new_empty((*weights.shape[:-1], weights.shape[-1] + 1))
+    sums[..., 0] = 0.0
+    torch.cumsum(weights, -1, out=sums[..., 1:])
+    return sums
 
 
 def _columns(problem: Problem, rows: slice) -> slice:

@@ -57,32 +57,26 @@ def weigh(
     Returns:
         The weights, 0 where a key cannot be seen and in rows that see none or hold NaN; and what is known of the rows.
     """
-    peak = _mask(scores, allowed)
+    sees = visible.sum(-1)
+    peak = _mask(scores, allowed, full=visible is allowed and bool((sees == scores.shape[-1]).all()))
+    real_peak = peak if visible is allowed else torch.where(visible, scores, FLOOR).amax(-1)
     if isinstance(normaliser, Softmax):
-        scores.sub_(peak[..., None])
-        weights, entropy, sink = _softmax(scores, peak, normaliser)
+        weights, top, top_key, entropy, sink = _softmax(scores, peak, normaliser)
     else:
         settled = normaliser.settle(torch.where(allowed, scores, -torch.inf))
         weights = torch.where(allowed, normaliser.weigh(scores, settled), 0.0)
         entropy, sink = torch.special.entr(weights).sum(-1), torch.zeros_like(peak)
+        top, top_key = _largest(weights)
     finite = peak.isfinite() & entropy.isfinite()
-    void = ~finite | ~visible.any(-1)
+    void = ~finite | (sees == 0)
     if void.any():
-        weights = weights.masked_fill_(void[..., None], 0.0)
+        weights.masked_fill_(void[..., None], 0.0)
     if visible is not allowed:
         weights = torch.where(visible, weights, 0.0)
         entropy = torch.special.entr(weights).sum(-1) + torch.special.entr(sink)
-        shift = peak if isinstance(normaliser, Softmax) else 0.0
-        peak = torch.where(visible, scores, FLOOR).amax(-1) + shift
-    top, top_key = _largest(weights)
+        top, top_key = _largest(weights)
     return weights, Rows(
-        sees=visible.sum(-1),
-        finite=finite,
-        peak=peak,
-        top=top,
-        top_key=top_key,
-        entropy=entropy.clamp(min=0.0),
-        sink=sink,
+        sees=sees, finite=finite, peak=real_peak, top=top, top_key=top_key, entropy=entropy.clamp_(min=0.0), sink=sink
     )
 
 
@@ -91,10 +85,11 @@ def join_rows(parts: Sequence[Rows]) -> Rows:
     return Rows(**{f.name: torch.cat([getattr(part, f.name) for part in parts], -1) for f in fields(Rows)})
 
 
-def _mask(scores: Tensor, allowed: Tensor) -> Tensor:
+def _mask(scores: Tensor, allowed: Tensor, *, full: bool) -> Tensor:
     """Puts unseen keys to the floor, in place, and returns the largest score of each row."""
-    if not allowed.all():
-        scores.add_(torch.where(allowed, 0.0, FLOOR).to(scores)).clamp_(min=FLOOR)
+    if not full:
+        shut = torch.zeros(allowed.shape, dtype=scores.dtype, device=scores.device).masked_fill_(~allowed, FLOOR)
+        scores.add_(shut).clamp_(min=FLOOR)
     peak = scores.amax(-1)
     if not peak.isfinite().all():
         # NaN plus the floor is NaN: what a row cannot see must not reach it.
@@ -103,18 +98,23 @@ def _mask(scores: Tensor, allowed: Tensor) -> Tensor:
     return peak
 
 
-def _softmax(shifted: Tensor, peak: Tensor, normaliser: Softmax) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights, entropy and sink from scores less the row's largest: their log-sum-exp is -ln(largest weight)."""
+def _softmax(scores: Tensor, peak: Tensor, normaliser: Softmax) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Weights, the largest with its place, entropy and sink. The scores are used up.
+
+    With scores less the row's largest, the log-sum-exp of a row is -ln(largest weight) and its mean score is not large.
+    """
+    shifted = scores.sub_(peak[..., None])
     weights = torch.softmax(shifted, -1)
-    total = -weights.amax(-1).log()
+    top, top_key = _largest(weights)
+    total = -top.log()
     logit = normaliser.sink_logit(peak)
     if logit is None:
-        return weights, total - (weights * shifted).sum(-1), torch.zeros_like(peak)
+        return weights, top, top_key, total - shifted.mul_(weights).sum(-1), torch.zeros_like(peak)
     logit = logit.clamp(min=FLOOR) - peak
     whole = torch.logaddexp(total, logit)
-    sink = torch.exp(logit - whole)
-    weights.mul_(torch.exp(total - whole)[..., None])
-    return weights, whole - (weights * shifted).sum(-1) - sink * logit, sink
+    sink, rest = torch.exp(logit - whole), torch.exp(total - whole)
+    weights.mul_(rest[..., None])
+    return weights, top * rest, top_key, whole - shifted.mul_(weights).sum(-1) - sink * logit, sink
 
 
 def _largest(weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -51,8 +51,8 @@ class Pattern(Shown):
         return frozenset({0}) if self.positional else frozenset()
 
     def _shifted(self, offset: int) -> "Pattern":
-        """`at` for an offset that is checked and not 0."""
-        return Shifted(self, offset) if self.positional else self
+        """`at` for an offset that is checked and not 0, of a pattern with positions."""
+        return Shifted(self, offset)
 
     def _operand(self, binds: int) -> str:
         """The text form as an operand of something that binds as tightly as this."""
@@ -116,7 +116,7 @@ class Pattern(Shown):
             causal.at(5)
         """
         offset = whole(q_offset, asked="q_offset: what is added to query positions")
-        return self._shifted(offset) if offset else self
+        return self._shifted(offset) if offset and self.positional else self
 
     def __and__(self, other: "Pattern") -> "Pattern":
         return self._joined(_AND, other)
@@ -143,7 +143,7 @@ class Pattern(Shown):
 
     def __str__(self) -> str:
         shifts = self._offsets()
-        if self._binds == ATOM or len(shifts) != 1 or 0 in shifts:
+        if self._binds not in (AND, OR) or len(shifts) != 1 or 0 in shifts:
             return self._text()
         (shift,) = shifts
         return f"({self._shifted(-shift)._text()}).at({shift})"

@@ -45,7 +45,7 @@ def merged(sizes: list[int | None], *, what: str, remedy: str) -> int | None:
     stated = sorted({size for size in sizes if size is not None})
     if len(stated) > 1:
         told = " and ".join(f"{what}={size}" for size in stated)
-        raise MultiheadError(asked=f"patterns of one {what} size in one expression", arrived=told, remedy=remedy)
+        raise MultiheadError(asked=f"one {what} size in every pattern and position", arrived=told, remedy=remedy)
     return stated[0] if stated else None
 
 

@@ -55,6 +55,11 @@ class Held:
         """A copy of the values."""
         return self._values.clone()
 
+    def rows(self) -> Tensor:
+        """The values as (batch | 1, length), on the CPU."""
+        values = self.on("cpu")
+        return values if values.ndim == 2 else values[None]
+
     def on(self, device: torch.device | str) -> Tensor:
         """The values on a device; moved there once."""
         place = torch.device(device)

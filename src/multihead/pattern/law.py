@@ -102,7 +102,7 @@ class Law(ABC):
         stated = [self.batch, *(size for size in (q.shape[0], k.shape[0]) if size != 1)]
         batch = merged(stated, what="batch", remedy="pass positions of shape (length,), or of the pattern's batch size")
         inside = self._contains(q[:, None, :, None], k[:, None, None, :])
-        return inside.expand(batch or 1, self.heads or 1, q.shape[1], k.shape[1])
+        return inside.expand(_ones(batch), _ones(self.heads), q.shape[1], k.shape[1])
 
     def mask(
         self, q_len: int, kv_len: int, *, q_offset: int = 0, device: torch.device | str | None = None
@@ -156,7 +156,7 @@ class Law(ABC):
             [[[[1, 0], [2, 1]]]]
         """
         classes = self._classify(rows.long(), cols.long())
-        return classes.expand(self.batch or 1, self.heads or 1, rows.numel() - 1, cols.numel() - 1)
+        return classes.expand(_ones(self.batch), _ones(self.heads), rows.numel() - 1, cols.numel() - 1)
 
     def tile(self, rows: range, cols: range) -> Int8[Tensor, "batch heads"]:
         """Class of one tile of positions: SKIP = no pair is in, FULL = all are in, PARTIAL = anything.
@@ -181,9 +181,13 @@ class Law(ABC):
                 asked="a tile of neighbouring positions", arrived=f"rows {rows}, cols {cols}", remedy="use step 1"
             )
         if not rows or not cols:
-            return torch.zeros(self.batch or 1, self.heads or 1, dtype=torch.int8)
+            return torch.zeros(_ones(self.batch), _ones(self.heads), dtype=torch.int8)
         edges = [torch.tensor([side.start, side.stop]) for side in (rows, cols)]
         return self.tiles(*edges)[:, :, 0, 0]
+
+
+def _ones(size: int | None) -> int:
+    return 1 if size is None else size
 
 
 def grade(none: Bool[Tensor, "*shape"], every: Bool[Tensor, "*shape"]) -> Int8[Tensor, "*shape"]:

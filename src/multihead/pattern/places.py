@@ -9,7 +9,7 @@ from torch import Tensor
 
 from multihead.error import MultiheadError
 from multihead.pattern.algebra import Pattern
-from multihead.pattern.check import whole
+from multihead.pattern.check import is_whole, whole
 from multihead.pattern.held import Held
 from multihead.pattern.law import Bounds, Facts, grade
 
@@ -123,7 +123,7 @@ def keys_at(positions: Sequence[int]) -> Pattern:
 
 
 def pairs(
-    listed: Int[Tensor, "*batch n 2"] | Sequence[tuple[int, int]] | Sequence[Sequence[tuple[int, int]]],
+    listed: Int[Tensor, "*batch n 2"] | Sequence[Sequence[int]] | Sequence[Sequence[Sequence[int]]],
 ) -> Pattern:
     """Single pairs: (query, key) is in the list. Dependency arcs, alignments, a needle.
 
@@ -154,15 +154,15 @@ def pairs_table(table: Int[Tensor, "n columns"], *, rows: int | None) -> Pattern
     Raises:
         MultiheadError: The table has another width, a position is negative, or a row is not among the rows.
     """
-    width = 2 if rows is None else 3
-    if table.ndim != 2 or table.shape[1] != width:
-        raise _not_pairs(f"a table of shape {tuple(table.shape)}")
+    size = None if rows is None else whole(rows, asked="pairs(...): the number of batch rows, at least 1", least=1)
+    if not is_whole(table) or table.ndim != 2 or table.shape[1] != (2 if size is None else 3):
+        raise _not_pairs(f"a table {table.dtype} of shape {tuple(table.shape)}")
     ordered = table.long().unique(dim=0)
-    if ordered.numel() and (int(ordered.min()) < 0 or (rows is not None and int(ordered[-1, 0]) >= rows)):
-        raise _not_pairs(f"numbers from {int(ordered.min())}, last entry {tuple(ordered[-1].tolist())}")
+    if ordered.numel() and (int(ordered.min()) < 0 or (size is not None and int(ordered[-1, 0]) >= size)):
+        raise _not_pairs(f"a table of numbers from {int(ordered.min())}, its last line {tuple(ordered[-1].tolist())}")
     distance = ordered[:, -2] - ordered[:, -1]
     reach = (int(distance.max()), -int(distance.min())) if len(distance) else (0, 0)
-    return Pairs(Held(ordered, what="pairs(...)"), rows, reach)
+    return Pairs(Held(ordered, what="pairs(...)"), size, reach)
 
 
 def _places(name: str, listed: Sequence[int], *, rows_too: bool) -> Pattern:

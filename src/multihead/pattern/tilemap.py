@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy
 import torch
 from jaxtyping import Bool, Int, Int8, Int32, UInt8
 from torch import Tensor
@@ -87,7 +88,7 @@ def lower(pattern: Law, q_len: int, kv_len: int, *, block: int = 128, q_offset: 
     classes = pattern.tiles(row_edges, col_edges).clone(memory_format=torch.contiguous_format)
     index = torch.full(classes.shape, -1, dtype=torch.int32)
     store: dict[bytes, int] = {}
-    at_once = max(1, _AT_ONCE // (classes.shape[0] * classes.shape[1] * side * side))
+    at_once = max(1, _AT_ONCE // max(1, classes.shape[0] * classes.shape[1] * side * side))
     for s in range(row_edges.numel() - 1):
         partial = (classes[:, :, s] == Tile.PARTIAL).flatten(0, 1).any(0).nonzero().flatten()
         for some in partial.split(at_once):
@@ -132,6 +133,5 @@ def _narrow(
 
 def _packed(tiles: Bool[Tensor, "tiles block block"]) -> list[bytes]:
     """Each tile as bytes, eight pairs a byte, lowest bit first."""
-    padded = torch.nn.functional.pad(tiles, (0, -tiles.shape[-1] % 8)).unflatten(-1, (-1, 8))
-    packed = (padded * 2 ** torch.arange(8)).sum(-1).byte()
-    return [tile.numpy().tobytes() for tile in packed]
+    packed = numpy.packbits(tiles.numpy(), axis=-1, bitorder="little")
+    return [tile.tobytes() for tile in packed]

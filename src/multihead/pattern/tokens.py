@@ -28,7 +28,7 @@ class Padding(Pattern):
 
     def _classify(self, rows: Int[Tensor, " rows"], cols: Int[Tensor, " cols"]) -> Int8[Tensor, "_ _ _ _"]:
         self.keep.check(int(cols[0]), int(cols[-1]) - 1, side="key")
-        keep = self.keep.on("cpu").view(-1, self.keep.length)
+        keep = self.keep.rows()
         before = torch.nn.functional.pad(keep.cumsum(-1), (1, 0))
         count = before[:, cols].diff()
         return grade(count == 0, count == cols.diff())[:, None, None]
@@ -213,7 +213,7 @@ def _ids(form: str, ids: Tensor, *, name: str) -> Held:
 def _spread(held: Held, edges: Int[Tensor, " edges"], *, side: str) -> tuple[Tensor, Tensor]:
     """Least and greatest value between edges, each (batch | 1, tiles); an empty tile has least > greatest."""
     held.check(int(edges[0]), int(edges[-1]) - 1, side=side)
-    values = held.on("cpu").view(-1, held.length)[:, int(edges[0]) : int(edges[-1])]
+    values = held.rows()[:, int(edges[0]) : int(edges[-1])]
     place = torch.bucketize(torch.arange(int(edges[0]), int(edges[-1])), edges, right=True) - 1
     places, shape = place.expand_as(values), (values.shape[0], edges.numel() - 1)
     limits = torch.iinfo(torch.int64)

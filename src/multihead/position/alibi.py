@@ -69,7 +69,7 @@ class ALiBi:
         Returns:
             (1, heads, rows, columns).
         """
-        return -self.slopes[None, :, None, None] * self._distance(q_pos, k_pos)
+        return -self.slopes[None, :, None, None] * _distance(q_pos, k_pos).to(self.slopes)
 
     def pull(
         self,
@@ -78,13 +78,14 @@ class ALiBi:
         k_pos: Int[Tensor, " columns"],
     ) -> Float[Tensor, " heads"]:
         """Gradient of the slopes from the gradient of the scores, summed over the batch."""
-        return -(grad * self._distance(q_pos, k_pos)).sum((-2, -1))
-
-    def _distance(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
-        return (q_pos[:, None] - k_pos).abs().to(self.slopes)
+        return -(grad * _distance(q_pos, k_pos).to(grad)).sum((-2, -1))
 
     def __str__(self) -> str:
         return f"ALiBi({self.heads} heads)"
+
+
+def _distance(q_pos: Tensor, k_pos: Tensor) -> Tensor:
+    return (q_pos[:, None] - k_pos).abs()
 
 
 def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:

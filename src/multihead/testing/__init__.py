@@ -1,1 +1,18 @@
-"""The testing room (under construction)."""
+"""Public checks for backends, and hypothesis strategies for problems."""
+
+from multihead.testing.backend import BackendReport, CaseResult, check_backend, check_case
+from multihead.testing.case import Case, Draw, Sizes, standard_cases
+from multihead.testing.strategies import patterns, problems
+
+__all__ = [
+    "BackendReport",
+    "Case",
+    "CaseResult",
+    "Draw",
+    "Sizes",
+    "check_backend",
+    "check_case",
+    "patterns",
+    "problems",
+    "standard_cases",
+]

@@ -44,7 +44,7 @@ def copies(scene: Scene, factory: Callable[..., Pattern]) -> Pairs | Missing:
 
 def weight_on(tile: Tile, facts: Pairs) -> tuple[Contribution]:
     """The weight of every row on all its pairs, of rows that see one."""
-    found = hit(tile, facts.pattern.allows(facts.places[tile.rows], tile.places()), tile.cols)
+    found = hit(tile, facts.pattern.allows(facts.places[tile.rows], tile.places), tile.cols)
     return (found.weight(),)
 
 

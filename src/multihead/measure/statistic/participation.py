@@ -9,7 +9,7 @@ from multihead.record import Quantity
 
 def take(tile: Tile, facts: None) -> tuple[Contribution]:
     """One over the sum of squared weights of each row."""
-    squares = torch.linalg.vector_norm(tile.weights, dim=-1).square() + tile.sink.square()
+    squares = torch.linalg.vector_norm(tile.weights, dim=-1).square() + tile.known.sink.square()
     return (Contribution(tile.total(1 / squares)),)
 
 

@@ -20,7 +20,7 @@ def prepare(scene: Scene) -> Float[Tensor, "_ kv_len 1"] | Missing:
 
 def take(tile: Tile, facts: Float[Tensor, "_ kv_len 1"]) -> tuple[Contribution]:
     """The weight of every row on special tokens."""
-    return (Contribution(tile.total(tile.mass(facts)[..., 0])),)
+    return (Contribution(tile.total(tile.mass(facts[:, tile.cols])[..., 0])),)
 
 
 SPECIAL_TOKEN = OfTile(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor
 
 from multihead.measure.scene import Scene, Target
@@ -56,39 +56,32 @@ def take(tile: Tile, facts: Sequence[Pattern]) -> tuple[Contribution, Contributi
     """Mass and argmax rate of every row that sees a pair."""
     cols = _reached(tile, facts)
     found = hit(tile, _inside(tile, facts, cols), cols)
-    within = (tile.top_key >= cols.start) & (tile.top_key < cols.stop)
-    place = (tile.top_key - cols.start).clamp(0, cols.stop - cols.start - 1)
-    inside = found.inside.expand(*place.shape, -1).gather(-1, place[..., None])[..., 0]
+    asked = tile.known.top_key + (tile.cols.start - cols.start)
+    place = asked.clamp(0, cols.stop - cols.start - 1)
+    inside = found.inside.expand(*place.shape, -1).gather(-1, place[..., None])[..., 0] & (asked == place)
     weight = found.weight()
-    top = (found.counted & within & inside).sum(-1, dtype=torch.float64)
+    top = (found.counted & inside).sum(-1, dtype=torch.float64)
     return weight, Contribution(top, weight.count)
 
 
 def _reached(tile: Tile, patterns: Sequence[Pattern]) -> slice:
     """The keys of the tile among which all pairs lie, at least one."""
-    centers = tile.centers()
     lefts, rights = zip(*(pattern.reach for pattern in patterns), strict=True)
     low, high = tile.cols.start, tile.cols.stop
     if None not in lefts:
-        low = max(low, int(centers.min()) - max(lefts))
+        low = max(low, tile.nearest[0] - max(lefts))
     if None not in rights:
-        high = min(high, int(centers.max()) + max(rights) + 1)
-    low = min(max(low, tile.cols.start), tile.cols.stop - 1)
-    return slice(low, min(max(high, low + 1), tile.cols.stop))
+        high = min(high, tile.nearest[1] + max(rights) + 1)
+    low = min(low, tile.cols.stop - 1)
+    return slice(low, max(high, low + 1))
 
 
 def _inside(tile: Tile, patterns: Sequence[Pattern], cols: slice) -> Bool[Tensor, "_ _ rows cols"]:
     """The pairs of the patterns, positions counted from the first real token."""
-    scene = tile.scene
-    # Padding does not count; it gets the position of a real token, so that no pattern is asked beyond its length.
-    span = scene.queries.span if scene.call.site.cross else scene.keys.span
-    q: Int[Tensor, "_ rows"] = torch.minimum(scene.q_pos[:, tile.rows].clamp(min=0), span - 1)
-    places = torch.arange(cols.start, cols.stop, device=q.device)
-    k = torch.minimum((places - scene.keys.first).clamp(min=0), scene.keys.span - 1)
+    q, k = tile.scene.q_real[:, tile.rows], tile.scene.k_real[:, cols]
     if len(patterns) == 1:
         return patterns[0].allows(_one(q), _one(k))
-    batch = len(patterns)
-    q, k = q.expand(batch, -1), k.expand(batch, -1)
+    q, k = q.expand(len(patterns), -1), k.expand(len(patterns), -1)
     found = [pattern.allows(q[row], k[row]) for row, pattern in enumerate(patterns)]
     heads = max(part.shape[1] for part in found)
     return torch.cat([part.expand(-1, heads, -1, -1) for part in found])

@@ -31,7 +31,7 @@ def token_class(names: tuple[str, ...]) -> OfTile[Float[Tensor, "_ kv_len classe
         return torch.nn.functional.one_hot(found, width).to(scene.problem.wide)
 
     def take(tile: Tile, facts: Float[Tensor, "_ kv_len classes"]) -> tuple[Contribution]:
-        return (Contribution(tile.total(tile.mass(facts)[..., : len(names)])),)
+        return (Contribution(tile.total(tile.mass(facts[:, tile.cols])[..., : len(names)])),)
 
     return OfTile(
         quantities=(

@@ -1,0 +1,117 @@
+"""Attention calls made by hand."""
+
+import numpy as np
+import torch
+
+from measure.oracle import Facts, outputs_of, statistics_of, weights_of
+from multihead.attend import Softmax, make_problem
+from multihead.corpus import TokenClasses
+from multihead.hooks import Call, Projection, Site, Tokens
+from multihead.measure import DEFAULT, DEFAULT_TARGETS, build_scene, sweep
+from multihead.measure.recorder import Recorder
+from multihead.measure.statistic import target, token_class
+
+VOCAB = 12
+
+
+def classes():
+    """Three classes of 12 tokens; 0 and 1 are special."""
+    table = torch.arange(VOCAB) % 3
+    return TokenClasses(names=("a", "b", "c"), table=table, special=torch.arange(VOCAB) < 2, marks="")
+
+
+def make_call(
+    *, batch=2, heads=4, kv_heads=None, q_len=13, kv_len=None, dim=8, cross=False, q_keep=None, k_keep=None, ids=True, **given
+):
+    """A random call; `given` goes to `make_problem`."""
+    kv_len = q_len if kv_len is None else kv_len
+    q = torch.randn(batch, heads, q_len, dim) * 2
+    k, v = torch.randn(2, batch, kv_heads or heads, kv_len, dim)
+    problem = make_problem(q, k, v, **given)
+    k_ids = torch.randint(0, VOCAB, (batch, kv_len))
+    start = problem.q_offset or 0
+    q_ids = torch.randint(0, VOCAB, (batch, q_len)) if cross else k_ids[:, start : start + q_len]
+    weights = torch.nan_to_num(weights_of(problem)[0])
+    out = torch.einsum("bhij,bhjd->bihd", weights, v.double().repeat_interleave(problem.group, dim=1)).float()
+    return Call(
+        site=Site(module="layers.0.attention", cross=cross),
+        problem=problem,
+        output=out,
+        projection=Projection(weight=torch.randn(24, heads * dim)),
+        residual=torch.randn(batch, q_len, 24),
+        queries=Tokens(ids=q_ids if ids else None, keep=k_keep if not cross and q_keep is None else q_keep),
+        keys=Tokens(ids=k_ids if ids else None, keep=k_keep),
+        kernel="test",
+    )
+
+
+def take(call, *, elements=None, statistics=None):
+    """What the sweep makes of a call: name -> (sums, counts) as numpy (batch, heads, *shape), or the reason."""
+    vocabulary = classes()
+    chosen = statistics or (*DEFAULT, *(target(name) for name in DEFAULT_TARGETS), token_class(vocabulary.names))
+    factor = Recorder(DEFAULT)._factors.of(call)
+    scene = build_scene(
+        call, range(call.problem.batch), vocabulary=vocabulary, targets=DEFAULT_TARGETS, factor=factor
+    )
+    _, taken = sweep(scene, chosen, **({} if elements is None else {"elements": elements}))
+    return {
+        name: (part.sum.numpy(), part.count.numpy()) if hasattr(part, "sum") else part.reason
+        for name, part in taken.items()
+    }
+
+
+def visible_of(problem, scores):
+    """Which keys the model lets a query see, (batch, heads, q_len, kv_len)."""
+    return (scores > -1e30).expand(problem.batch, problem.heads, -1, -1).numpy()
+
+
+def expect(call):
+    """The same from the oracle."""
+    problem = call.problem
+    weights, sink, scores = weights_of(problem)
+    visible = visible_of(problem, scores)
+    every = []
+    for b in range(problem.batch):
+        facts = facts_of(call, b)
+        heads = [
+            statistics_of(weights[b, h], visible[b, h], facts, sinks=sink[b, h], scores=scores[b, h].numpy())
+            for h in range(problem.heads)
+        ]
+        one = {n: tuple(np.stack([np.asarray(h[n][i], dtype=float) for h in heads]) for i in (0, 1)) for n in heads[0]}
+        seen = visible[b, 0] & facts.k_keep[None]
+        rows = [i for i in np.flatnonzero(facts.q_keep) if seen[i].any()]
+        residual = None if call.residual is None else call.residual[b].double().numpy()
+        one |= outputs_of(call.output[b].double().numpy(), call.projection.weight.double().numpy(), residual, rows)
+        every.append(one)
+    return {n: tuple(np.stack([one[n][i] for one in every]) for i in (0, 1)) for n in every[0]}
+
+
+def facts_of(call, b):
+    problem, vocabulary = call.problem, classes()
+
+    def row(tensor, length):
+        return np.ones(length, dtype=bool) if tensor is None else tensor[b].numpy()
+
+    ids = call.keys.ids is not None
+    return Facts(
+        q_keep=row(call.queries.keep, problem.q_len),
+        k_keep=row(call.keys.keep, problem.kv_len),
+        q_ids=call.queries.ids[b].numpy() if call.queries.ids is not None else None,
+        k_ids=call.keys.ids[b].numpy() if ids else None,
+        special=frozenset(torch.where(vocabulary.special)[0].tolist()),
+        class_of=dict(enumerate(vocabulary.table.tolist())),
+        classes=3,
+        cross=call.site.cross,
+        offset=problem.q_offset or 0,
+        sink=isinstance(problem.normaliser, Softmax) and not problem.normaliser.plain,
+    )
+
+
+def assert_same(got, want, *, names=None, atol=1e-5):
+    """Equal values (sum / count), and equal counts."""
+    for name in names or want:
+        sums, counts = got[name]
+        np.testing.assert_allclose(counts, want[name][1], rtol=1e-5, atol=1e-6, err_msg=f"count of {name}")
+        scale = np.maximum(np.where(want[name][1] > 0, want[name][1], 1.0), 1e-12)
+        factor = 1.0 if name == "logit_max" else scale
+        np.testing.assert_allclose(sums / factor, want[name][0] / factor, rtol=1e-5, atol=atol, err_msg=name)

@@ -1,0 +1,93 @@
+import pytest
+import torch
+
+from multihead.error import MultiheadError
+from multihead.pattern import (
+    Tile,
+    causal,
+    document,
+    everything,
+    lower,
+    nothing,
+    padding,
+    per_head,
+    same_token,
+    sliding_window,
+)
+
+
+@pytest.mark.parametrize("block", [1, 3, 8, 16, 100])
+@pytest.mark.parametrize("sizes", [(1, 1, 0), (17, 40, 23), (40, 17, 0)])
+def test_the_map_is_the_mask(block, sizes):
+    q_len, kv_len, q_offset = sizes
+    ids = torch.randint(4, (2, 40))
+    pattern = per_head([causal(), sliding_window(5)]) & document(ids.sort().values) | same_token(ids)
+    tiles = lower(pattern, q_len, kv_len, block=block, q_offset=q_offset)
+    assert tiles.mask().equal(pattern.mask(q_len, kv_len, q_offset=q_offset))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "distinct"), [(causal(), 1), (sliding_window(100), 3), (everything(), 0), (nothing(), 0)]
+)
+def test_equal_tiles_are_stored_once(pattern, distinct):
+    short, long = (lower(pattern, n, n, block=64) for n in (512, 1024))
+    assert len(short.bits) == len(long.bits) == distinct
+    tiles = (1024 // 64) ** 2
+    assert long.nbytes == tiles * (1 + 4) + distinct * 64 * 64 // 8
+    assert sum(long.counts.values()) == tiles
+
+
+def test_classes_are_exact_where_the_pattern_cannot_tell():
+    # The ids of every tile overlap, so that the pattern itself calls all of them partial.
+    ids = torch.tensor([0, 2, 0, 2, 1, 1, 1, 1])
+    tiles = lower(document(ids), 8, 8, block=4)
+    assert document(ids).tile(range(4), range(4, 8)) == Tile.PARTIAL
+    assert tiles.classes[0, 0].tolist() == [[Tile.PARTIAL, Tile.SKIP], [Tile.SKIP, Tile.FULL]]
+    assert tiles.counts == {Tile.SKIP: 2, Tile.PARTIAL: 1, Tile.FULL: 1}
+
+
+def test_bits_of_a_tile():
+    tiles = lower(causal(), 10, 10, block=10)
+    assert tiles.bits.shape == (1, 10, 2)
+    assert tiles.bits[0, :3].tolist() == [[1, 0], [3, 0], [7, 0]]
+    assert tiles.bits[0, 9].tolist() == [255, 3]
+    assert tiles.index.tolist() == [[[[0]]]]
+
+
+def test_tiles_that_stick_out_are_full_when_all_that_is_real_is_inside():
+    tiles = lower(everything(), 5, 7, block=4)
+    assert tiles.classes.tolist() == [[[[2, 2], [2, 2]]]]
+    assert lower(document(torch.tensor([0, 1, 0, 1, 0])), 5, 5, block=4).classes[0, 0, 1, 1] == Tile.FULL
+
+
+def test_nothing_to_lower():
+    for q_len, kv_len in [(0, 5), (5, 0), (0, 0)]:
+        ids = torch.zeros(2, 5).long()
+        for pattern in (causal(), document(ids), document(ids[:0]), per_head([causal(), everything()])):
+            tiles = lower(pattern, q_len, kv_len, block=4)
+            assert tiles.mask().shape == pattern.mask(q_len, kv_len).shape
+    assert lower(padding(torch.ones(2, 0).bool()), 5, 0).mask().shape == (2, 1, 5, 0)
+    assert lower(padding(torch.ones(0, 6).bool()) & causal(), 5, 6).mask().shape == (0, 1, 5, 6)
+
+
+def test_more_tiles_than_are_evaluated_at_once(monkeypatch):
+    monkeypatch.setattr("multihead.pattern.tilemap._AT_ONCE", 1)
+    pattern = same_token(torch.randint(3, (2, 30)))
+    assert lower(pattern, 30, 30, block=8).mask().equal(pattern.mask(30, 30))
+
+
+@pytest.mark.parametrize(
+    ("ask", "told"),
+    [
+        (lambda: lower(causal(), 4, 4, block=0), ("block: the side of a tile", "got: 0", "from 1")),
+        (lambda: lower(causal(), -4, 4), ("q_len: the number of queries", "got: -4")),
+        (lambda: lower(causal(), 4, -4), ("kv_len: the number of keys", "got: -4")),
+        (lambda: lower(causal(), 4, 4, q_offset=2**41), ("q_offset: the position of the first query", "2**40")),
+        (lambda: lower(document(torch.zeros(3).long()), 4, 3), ("document(ids)", "needs length 4", "got: length 3")),
+    ],
+)
+def test_what_cannot_be_lowered_says_so(ask, told):
+    with pytest.raises(MultiheadError) as error:
+        ask()
+    for words in told:
+        assert words in str(error.value)
