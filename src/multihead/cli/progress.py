@@ -13,7 +13,7 @@ class TokenProgress:
     """Tokens done, tokens a second and the time left.
 
     Args:
-        console: Where it is written; a bar if it is a terminal, else a line every ten seconds.
+        console: Where it is written; a bar if it is a terminal, else a line at once and then every ten seconds.
     """
 
     def __init__(self, console: Console) -> None:
@@ -32,10 +32,11 @@ class TokenProgress:
         )
         self._task: TaskID | None = None
         self._start = time.monotonic()
-        self._last_line = self._start
+        # The first line comes at once: a sign of life, and a first guess at the time left.
+        self._last_line = self._start - SECONDS_BETWEEN_LINES
 
     def __enter__(self) -> "TokenProgress":  # noqa: PYI034 - beartype, in tests, cannot read Self
-        self._start = self._last_line = time.monotonic()
+        self._start = time.monotonic()
         self._bar.start()
         return self
 

@@ -115,8 +115,8 @@ def _last_batch(batches: Sequence[Batch], documents: Sequence[Document]) -> dict
     strange = sorted(last.keys() - set(range(len(documents))))
     if not batches or lost or strange:
         told = [f"{len(batches)} batches, {len(documents)} documents"]
-        told += [f"no row of document {lost[0]}"] * bool(lost)
-        told += [f"rows of document {strange[0]}"] * bool(strange)
+        told += [f"no row of document {index}" for index in lost[:1]]
+        told += [f"rows of document {index}" for index in strange[:1]]
         raise MultiheadError(
             asked="batches with rows of every document",
             arrived=", ".join(told),
