@@ -3,6 +3,7 @@
 The numbers are those of one list of such reports; those about modules, caches and positions are tested elsewhere.
 """
 
+import itertools
 import math
 import subprocess
 import sys
@@ -135,14 +136,15 @@ def test_11_left_padding_and_causal_are_both_kept(backend):
 @every_backend
 def test_13_both_alignments_are_there_and_chunks_equal_one_pass(backend):
     q, k, v = qkv(q_len=9, kv_len=9)
-    visible = [attention_lse(q[:, :, :n], k[:, :, :m], v[:, :, :m], mask=causal(), q_offset=o, backend=backend).weights() > 0
-               for n, m, o in ((1, 6, 5), (2, 5, 3), (2, 5, 0))]  # fmt: skip
-    assert [w[0, 0].sum(-1).tolist() for w in visible] == [[6], [4, 5], [1, 2]]
+    for n, m, offset, expected in ((1, 6, 5, [6]), (2, 5, 3, [4, 5]), (2, 5, 0, [1, 2])):
+        few = q[:, :, :n], k[:, :, :m], v[:, :, :m]
+        weights = attention_lse(*few, mask=causal(), q_offset=offset, backend=backend).weights()
+        assert (weights[0, 0] > 0).sum(-1).tolist() == expected
     whole = attention(q, k, v, mask=causal(), backend=backend)
     for cuts in ((0, 9), (0, 1, 9), (0, 4, 5, 9), tuple(range(10))):
         parts = [
             attention(q[:, :, a:b], k[:, :, :b], v[:, :, :b], mask=causal(), q_offset=a, backend=backend)
-            for a, b in zip(cuts[:-1], cuts[1:], strict=True)
+            for a, b in itertools.pairwise(cuts)
         ]
         assert near(torch.cat(parts, 2), whole, 1e-6)
 
@@ -360,7 +362,7 @@ def test_32_without_a_head_dim_every_key_counts_alike(backend):
 
 
 def test_34_the_slow_paths_of_torchs_dispatch_are_not_taken():
-    """Values of another size, and three dimensions, fall off the fast kernel in torch; here one is padded, one refused."""
+    """Values of another size and three dimensions fall off the fast kernel in torch; here they are padded, refused."""
     q, k, v = qkv(v_head_dim=4)
     for options in ({}, {"mask": causal(), "q_offset": 0}, {"normaliser": Softmax(off_by_one=True)}):
         assert explain_backend(q, k, v, **options).chosen == "sdpa"

@@ -19,7 +19,7 @@ def options():
     return {
         "mask causal": {"mask": causal()},
         "mask window": {"mask": sliding_window(3)},
-        "mask documents": {"mask": document(torch.tensor([0, 0, 0, 1, 1, 1, 1, 2]))},
+        "mask documents": {"mask": document(torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2, 2]))},
         "mask padding": {"mask": padding(torch.tensor([[1] * 6 + [0] * 2, [0] * 3 + [1] * 5]).bool())},
         "mask tensor": {"mask": torch.rand(2, 4, LENGTH, LENGTH) < 0.7},
         "bias tensor": {"bias": torch_bias},

@@ -21,7 +21,18 @@ def classes():
 
 
 def make_call(
-    *, batch=2, heads=4, kv_heads=None, q_len=13, kv_len=None, dim=8, cross=False, q_keep=None, k_keep=None, ids=True, **given
+    *,
+    batch=2,
+    heads=4,
+    kv_heads=None,
+    q_len=13,
+    kv_len=None,
+    dim=8,
+    cross=False,
+    q_keep=None,
+    k_keep=None,
+    ids=True,
+    **given,
 ):
     """A random call; `given` goes to `make_problem`."""
     kv_len = q_len if kv_len is None else kv_len
@@ -50,9 +61,7 @@ def take(call, *, elements=None, statistics=None):
     vocabulary = classes()
     chosen = statistics or (*DEFAULT, *(target(name) for name in DEFAULT_TARGETS), token_class(vocabulary.names))
     factor = Recorder(DEFAULT)._factors.of(call)
-    scene = build_scene(
-        call, range(call.problem.batch), vocabulary=vocabulary, targets=DEFAULT_TARGETS, factor=factor
-    )
+    scene = build_scene(call, range(call.problem.batch), vocabulary=vocabulary, targets=DEFAULT_TARGETS, factor=factor)
     _, taken = sweep(scene, chosen, **({} if elements is None else {"elements": elements}))
     return {
         name: (part.sum.numpy(), part.count.numpy()) if hasattr(part, "sum") else part.reason

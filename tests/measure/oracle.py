@@ -29,6 +29,20 @@ class Facts:
 
 def weights_of(problem):
     """Weights (batch, heads, q_len, kv_len), sink weights and scores in fp64, from the definition."""
+    scores = _scores(problem)
+    shift = scores.amax(-1, keepdim=True).clamp(min=-1e6)
+    exps = torch.exp(scores - shift)
+    sink = torch.zeros_like(shift)
+    if isinstance(problem.normaliser, Softmax):
+        if problem.normaliser.sinks is not None:
+            sink = sink + torch.exp(problem.normaliser.sinks.double()[None, :, None, None] - shift)
+        if problem.normaliser.off_by_one:
+            sink = sink + torch.exp(-shift)
+    total = exps.sum(-1, keepdim=True) + sink
+    return exps / total, (sink / total)[..., 0], scores
+
+
+def _scores(problem):
     q, k = problem.q.double(), problem.k.double().repeat_interleave(problem.q.shape[1] // problem.k.shape[1], dim=1)
     scores = torch.einsum("bhid,bhjd->bhij", q, k) * problem.scale
     if problem.softcap is not None:
@@ -39,20 +53,42 @@ def weights_of(problem):
         scores = scores + problem.bias.double()
     elif problem.bias is not None:
         scores = scores + problem.bias.scores(q_pos, k_pos).double()
-    if isinstance(problem.mask, torch.Tensor):
-        scores = scores.masked_fill(~problem.mask, -math.inf)
-    elif problem.mask is not None:
-        scores = scores.masked_fill(~problem.mask.allows(q_pos, k_pos), -math.inf)
-    shift = scores.amax(-1, keepdim=True).clamp(min=-1e6)
-    exps = torch.exp(scores - shift)
-    total = exps.sum(-1, keepdim=True)
-    sink = torch.zeros_like(total)
-    if isinstance(problem.normaliser, Softmax):
-        if problem.normaliser.sinks is not None:
-            sink = sink + torch.exp(problem.normaliser.sinks.double()[None, :, None, None] - shift)
-        if problem.normaliser.off_by_one:
-            sink = sink + torch.exp(-shift)
-    return exps / (total + sink), (sink / (total + sink))[..., 0], scores
+    if problem.mask is None:
+        return scores
+    allowed = problem.mask if isinstance(problem.mask, torch.Tensor) else problem.mask.allows(q_pos, k_pos)
+    return scores.masked_fill(~allowed, -math.inf)
+
+
+class Places:
+    """Positions and bins of the queries and keys of one row, counted from the first real token."""
+
+    def __init__(self, facts, q_len, kv_len):
+        self.first, last = _ends(facts.k_keep)
+        own_first, own_last = _ends(facts.q_keep) if facts.cross else (self.first, last)
+        self.q = np.arange(q_len) + facts.offset - own_first
+        self.k = np.arange(kv_len) - self.first
+        self.q_bin = np.floor(BINS * self.q / (own_last + 1 - own_first)).astype(int)
+        self.k_bin = np.floor(BINS * self.k / (last + 1 - self.first)).astype(int)
+
+    def distance(self, i, j):
+        return int(self.q[i] - self.k[j])
+
+
+def _ends(keep):
+    places = np.flatnonzero(keep)
+    return (int(places[0]), int(places[-1])) if len(places) else (0, 0)
+
+
+class Sums:
+    """name -> [sum, count], numbers or arrays."""
+
+    def __init__(self):
+        self.found = {}
+
+    def add(self, name, value, count=1.0, *, place=(), shape=()):
+        sums, counts = self.found.setdefault(name, (np.zeros(shape), np.zeros(shape)))
+        sums[place] += value
+        counts[place] += count
 
 
 def statistics_of(weights, visible, facts, *, sinks=None, scores=None):
@@ -64,98 +100,94 @@ def statistics_of(weights, visible, facts, *, sinks=None, scores=None):
     sinks = np.zeros(len(weights)) if sinks is None else np.asarray(sinks)
     real = np.flatnonzero(facts.q_keep)
     rows = [i for i in real if seen[i].sum() >= 2]
-    q_first = int(np.flatnonzero(facts.q_keep)[0]) if facts.q_keep.any() else 0
-    k_first = int(np.flatnonzero(facts.k_keep)[0]) if facts.k_keep.any() else 0
-    k_span = int(np.flatnonzero(facts.k_keep)[-1]) + 1 - k_first if facts.k_keep.any() else 1
-    q_span = int(np.flatnonzero(facts.q_keep)[-1]) + 1 - q_first if facts.q_keep.any() else 1
-    q_pos = np.arange(len(weights)) + facts.offset - (q_first if facts.cross else k_first)
-    k_pos = np.arange(weights.shape[1]) - k_first
-    q_bin = np.floor(BINS * q_pos / (q_span if facts.cross else k_span)).astype(int)
-    k_bin = np.floor(BINS * k_pos / k_span).astype(int)
-    d = q_pos[:, None] - k_pos[None]
-
-    found = {name: (0.0, float(len(rows))) for name in SCALARS}
-    arrays = {
-        "offsets": (np.zeros(33), np.full(33, float(len(rows)))),
-        "distance_histogram": (np.zeros(31), np.full(31, float(len(rows)))),
-        "token_class": (np.zeros(facts.classes), np.full(facts.classes, float(len(rows)))),
-        "entropy_by_position": (np.zeros(BINS), np.zeros(BINS)),
-        "pooled_map": (np.zeros((BINS, BINS)), np.zeros((BINS, BINS))),
-        "received": (np.zeros(BINS), np.zeros(BINS)),
-    }
+    places, sums = Places(facts, *weights.shape), Sums()
+    for name, shape in SHAPES.items():
+        sums.add(name, 0.0, 0.0, shape=(facts.classes,) if name == "token_class" else shape)
     columns = np.zeros(weights.shape[1])
-    pairs = {"same_token": [0.0, 0], "induction": [0.0, 0]}
-    targets = {name: [0.0, 0.0, 0] for name in ("previous", "next", "self")}
     for i in rows:
         a = {int(j): float(weights[i, j]) for j in np.flatnonzero(seen[i])}
-        outcomes = [*a.values(), *([float(sinks[i])] if facts.sink else [])]
-        entropy = -sum(p * math.log(p) for p in outcomes if p > 0)
-        add = {
-            "entropy": entropy,
-            "entropy_share": entropy / math.log(len(a) + facts.sink),
-            "participation": 1 / sum(p * p for p in outcomes),
-            "max_weight": max(a.values()),
-            "first_token": a.get(k_first, 0.0),
-            "sink_mass": float(sinks[i]) if facts.sink else 0.0,
-            "distance": sum(p * d[i, j] for j, p in a.items()),
-            "distance_absolute": sum(p * abs(d[i, j]) for j, p in a.items()),
-            "special_token": sum(p for j, p in a.items() if facts.k_ids is not None and facts.k_ids[j] in facts.special),
-        }
-        for name, value in add.items():
-            found[name] = (found[name][0] + value, found[name][1])
-        for j, p in a.items():
-            columns[j] += p
-            if abs(d[i, j]) <= 16:
-                arrays["offsets"][0][d[i, j] + 16] += p
-            arrays["distance_histogram"][0][histogram_bin(int(d[i, j]))] += p
-            if facts.k_ids is not None and facts.classes:
-                arrays["token_class"][0][facts.class_of[int(facts.k_ids[j])]] += p
-            arrays["pooled_map"][0][q_bin[i], k_bin[j]] += p
-        arrays["pooled_map"][1][q_bin[i]] += 1
-        arrays["entropy_by_position"][0][q_bin[i]] += entropy
-        arrays["entropy_by_position"][1][q_bin[i]] += 1
-        if facts.q_ids is not None and facts.k_ids is not None:
-            copies = {
-                "same_token": [j for j in a if facts.k_ids[j] == facts.q_ids[i] and (facts.cross or d[i, j] != 0)],
-                "induction": [
-                    j
-                    for j in a
-                    if k_pos[j] >= 1
-                    and facts.k_keep[j - 1]
-                    and facts.k_ids[j - 1] == facts.q_ids[i]
-                    and (facts.cross or d[i, j - 1] != 0)
-                ],
-            }
-            for name, keys in copies.items():
-                if keys:
-                    pairs[name][0] += sum(a[j] for j in keys)
-                    pairs[name][1] += 1
-        best = max(a, key=lambda j: (a[j], -j))
-        for name, distance in (("previous", 1), ("next", -1), ("self", 0)):
-            keys = [j for j in a if d[i, j] == distance]
-            if keys:
-                targets[name][0] += sum(a[j] for j in keys)
-                targets[name][1] += best in keys
-                targets[name][2] += 1
+        for j, weight in a.items():
+            columns[j] += weight
+        _spread(sums, a, float(sinks[i]), facts, places, i)
+        _where(sums, a, facts, places, i)
+        _copies(sums, a, facts, places, i)
+        _targets(sums, a, places, i)
     if rows:
         for j in np.flatnonzero(facts.k_keep):
-            arrays["received"][0][k_bin[j]] += columns[j]
-            arrays["received"][1][k_bin[j]] += 1
-    found |= {name: tuple(both) for name, both in pairs.items()}
-    for name, (mass, hits, count) in targets.items():
-        found |= {name: (mass, count), f"{name}_argmax": (hits, count)}
-    found["received_top"] = (columns.max(), columns.sum())
-    found["rows_counted"] = (len(rows), len(real))
-    found["rows_short"] = (len(real) - len(rows), len(real))
-    found["rows_padded"] = (len(weights) - len(real), len(weights))
-    found["rows_nonfinite"] = (0, len(real))
+            sums.add("received", columns[j], place=places.k_bin[j])
+    sums.add("received_top", columns.max(), columns.sum())
+    sums.add("rows_counted", len(rows), len(real))
+    sums.add("rows_short", len(real) - len(rows), len(real))
+    sums.add("rows_padded", len(weights) - len(real), len(weights))
+    sums.add("rows_nonfinite", 0, len(real))
     if scores is not None:
         sighted = [i for i in real if seen[i].any()]
         peak = max((float(scores[i, j]) for i in sighted for j in np.flatnonzero(seen[i])), default=0.0)
-        found["logit_max"] = (peak, len(sighted))
-    return found | arrays
+        sums.add("logit_max", peak, len(sighted))
+    return sums.found
 
 
+def _spread(sums, a, sink, facts, places, i):
+    """How a row's weight is spread, whatever is where."""
+    outcomes = [*a.values(), *([sink] if facts.sink else [])]
+    entropy = -sum(p * math.log(p) for p in outcomes if p > 0)
+    sums.add("entropy", entropy)
+    sums.add("entropy_share", entropy / math.log(len(a) + facts.sink))
+    sums.add("entropy_by_position", entropy, place=places.q_bin[i])
+    length = math.hypot(*outcomes)
+    sums.add("participation", (sum(outcomes) / length) ** 2 if length > 1e-18 else 0.0)
+    sums.add("max_weight", max(a.values()))
+    sums.add("sink_mass", sink if facts.sink else 0.0)
+
+
+def _where(sums, a, facts, places, i):
+    """Where a row's weight lands."""
+    sums.add("first_token", a.get(places.first, 0.0))
+    sums.add("distance", sum(p * places.distance(i, j) for j, p in a.items()))
+    sums.add("distance_absolute", sum(p * abs(places.distance(i, j)) for j, p in a.items()))
+    for name in ("offsets", "distance_histogram", "token_class"):
+        sums.add(name, 0.0, place=slice(None))
+    sums.add("pooled_map", 0.0, place=places.q_bin[i])
+    special = 0.0
+    for j, p in a.items():
+        d = places.distance(i, j)
+        if abs(d) <= 16:
+            sums.add("offsets", p, 0.0, place=d + 16)
+        sums.add("distance_histogram", p, 0.0, place=histogram_bin(d))
+        sums.add("pooled_map", p, 0.0, place=(places.q_bin[i], places.k_bin[j]))
+        if facts.k_ids is not None:
+            sums.add("token_class", p, 0.0, place=facts.class_of[int(facts.k_ids[j])])
+            special += p * (int(facts.k_ids[j]) in facts.special)
+    sums.add("special_token", special)
+
+
+def _copies(sums, a, facts, places, i):
+    """Weight on other copies of the token, and on what followed one."""
+    if facts.q_ids is None or facts.k_ids is None:
+        return
+    own = facts.q_ids[i]
+
+    def copy(j):
+        return facts.k_keep[j] and facts.k_ids[j] == own and (facts.cross or places.distance(i, j) != 0)
+
+    for name, keys in (
+        ("same_token", [j for j in a if copy(j)]),
+        ("induction", [j for j in a if places.k[j] >= 1 and copy(j - 1)]),
+    ):
+        if keys:
+            sums.add(name, sum(a[j] for j in keys))
+
+
+def _targets(sums, a, places, i):
+    best = max(a, key=lambda j: (a[j], -j))
+    for name, distance in (("previous", 1), ("next", -1), ("self", 0)):
+        keys = [j for j in a if places.distance(i, j) == distance]
+        if keys:
+            sums.add(name, sum(a[j] for j in keys))
+            sums.add(f"{name}_argmax", best in keys)
+
+
+TARGETS = ("previous", "next", "self")
 SCALARS = (
     "entropy",
     "entropy_share",
@@ -166,7 +198,18 @@ SCALARS = (
     "sink_mass",
     "distance",
     "distance_absolute",
+    "same_token",
+    "induction",
 )
+SHAPES = {
+    **dict.fromkeys((*SCALARS, *TARGETS, *(f"{name}_argmax" for name in TARGETS)), ()),
+    "offsets": (33,),
+    "distance_histogram": (31,),
+    "token_class": (0,),
+    "entropy_by_position": (BINS,),
+    "pooled_map": (BINS, BINS),
+    "received": (BINS,),
+}
 
 
 def histogram_bin(distance):

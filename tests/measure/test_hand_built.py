@@ -166,4 +166,4 @@ def test_weights_that_do_not_add_up_are_taken_as_they_are():
     found = values(head(torch.zeros(LENGTH, LENGTH), normaliser=Sigmoid()))
     assert found["max_weight"] == found["first_token"] == pytest.approx(0.5)
     assert found["entropy"] == pytest.approx(LENGTH * 0.5 * math.log(2), rel=1e-5)
-    assert found["participation"] == pytest.approx(1 / (LENGTH * 0.25), rel=1e-5)
+    assert found["participation"] == pytest.approx(LENGTH, rel=1e-5)

@@ -31,7 +31,9 @@ def sides(stack, inputs, q_len, kv_len):
     """Ids and attention mask of the queries and of the keys as the inputs tell them."""
     text = (inputs.get("input_ids"), inputs.get("attention_mask"))
     other = (inputs.get("decoder_input_ids"), None)
-    queries, keys = {"": (text, text), "encoder": (text, text), "decoder": (other, other), "cross": (other, text)}[stack]
+    queries, keys = {"": (text, text), "encoder": (text, text), "decoder": (other, other), "cross": (other, text)}[
+        stack
+    ]
     return [
         (ids, torch.ones(2, length, dtype=torch.bool) if keep is None else keep.bool())
         for (ids, keep), length in ((queries, q_len), (keys, kv_len))
@@ -77,7 +79,9 @@ def test_statistics_equal_those_of_eager_weights(name, kernel, padding):
         for b in (0, 1):
             of_row = facts(stack, inputs, weights, b, sink=sink)
             visible = (scores[b] > -1e30).expand_as(weights[b]).numpy()
-            got = {q.name: tuple(a[q.name][b, columns] for a in (record.sums, record.counts)) for q in record.quantities}
+            got = {
+                q.name: tuple(a[q.name][b, columns] for a in (record.sums, record.counts)) for q in record.quantities
+            }
             heads = [
                 statistics_of(
                     weights[b, h].nan_to_num(),
@@ -88,7 +92,9 @@ def test_statistics_equal_those_of_eager_weights(name, kernel, padding):
                 )
                 for h in range(weights.shape[1])
             ]
-            want = {n: tuple(np.stack([np.asarray(h[n][i], dtype=float) for h in heads]) for i in (0, 1)) for n in heads[0]}
+            want = {
+                n: tuple(np.stack([np.asarray(h[n][i], dtype=float) for h in heads]) for i in (0, 1)) for n in heads[0]
+            }
             want |= written(call, b, visible[0] & of_row.k_keep, of_row.q_keep)
             names = [n for n in want if known(n, of_row)]
             assert_same(got, want, names=names)
@@ -100,9 +106,7 @@ def written(call, b, seen, q_keep):
     """Output statistics from the outputs and projection the model used."""
     rows = [i for i in np.flatnonzero(q_keep) if seen[i].any()]
     residual = None if call.residual is None else call.residual[b].double().numpy()
-    return outputs_of(
-        call.output[b].double().numpy(), call.projection.weight.detach().double().numpy(), residual, rows
-    )
+    return outputs_of(call.output[b].double().numpy(), call.projection.weight.detach().double().numpy(), residual, rows)
 
 
 def known(name, of_row):

@@ -143,7 +143,11 @@ def test_a_target_may_differ_by_document(bert):
 def test_targets_count_positions_from_the_first_real_token(bert):
     row = ids(1, 7)
     keep = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1, 1]])
-    left = {"input_ids": torch.cat([ids(1, 3), row], 1), "attention_mask": keep, "position_ids": (keep.cumsum(1) - 1).clamp(0)}
+    left = {
+        "input_ids": torch.cat([ids(1, 3), row], 1),
+        "attention_mask": keep,
+        "position_ids": (keep.cumsum(1) - 1).clamp(0),
+    }
     target = {"pair": pairs([(2, 6)])}
     bare = observe(bert, [Batch(inputs={"input_ids": row}, document=(0,))], documents=documents("a"), targets=target)
     padded = observe(bert, [Batch(inputs=left, document=(0,))], documents=documents("a"), targets=target)
@@ -232,7 +236,7 @@ def test_batches_that_do_not_fit_the_documents_are_refused(bert, plan, given, to
 
 def test_rows_without_a_document_are_refused(bert):
     plan = [Batch(inputs={"input_ids": ids(3, 7)}, document=(0, 0))]
-    with pytest.raises(MultiheadError, match="2 documents for 3 rows in encoder.layer.0.attention.self"):
+    with pytest.raises(MultiheadError, match=r"2 documents for 3 rows in encoder\.layer\.0\.attention\.self"):
         observe(bert, plan, documents=documents("a"))
 
 
@@ -255,11 +259,15 @@ def test_names_that_are_taken_are_refused(bert, name):
 
 def test_a_model_without_attention_is_refused():
     with pytest.raises(MultiheadError, match="attention"):
-        observe(torch.nn.Linear(2, 2), [Batch(inputs={"input": torch.randn(1, 2)}, document=(0,))], documents=documents("a"))
+        observe(
+            torch.nn.Linear(2, 2), [Batch(inputs={"input": torch.randn(1, 2)}, document=(0,))], documents=documents("a")
+        )
 
 
 def test_ids_without_a_class_are_refused(bert):
-    classes = TokenClasses(names=("a",), table=torch.zeros(4, dtype=torch.long), special=torch.zeros(4).bool(), marks="")
+    classes = TokenClasses(
+        names=("a",), table=torch.zeros(4, dtype=torch.long), special=torch.zeros(4).bool(), marks=""
+    )
     with pytest.raises(MultiheadError, match="token ids from 0 to 3"):
         observe(bert, [batch(0)], documents=documents("a"), classes=classes)
 

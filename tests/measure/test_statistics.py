@@ -44,7 +44,9 @@ MAKE = {
     "large scores": lambda: make_call(scale=20.0),
     "additive bias": lambda: make_call(bias=torch.randn(1, 4, 13, 13)),
     "additive mask of -inf": lambda: make_call(bias=additive((2, 1, 13, 13), -math.inf)),
-    "additive mask of the lowest number": lambda: make_call(bias=additive((2, 4, 13, 13), torch.finfo(torch.float).min)),
+    "additive mask of the lowest number": lambda: make_call(
+        bias=additive((2, 4, 13, 13), torch.finfo(torch.float).min)
+    ),
     "ALiBi": lambda: make_call(mask=causal(), bias=ALiBi(alibi_slopes(4))),
     "relative table": lambda: make_call(bias=table(4, bidirectional=True)),
     "sinks": lambda: make_call(normaliser=Softmax(sinks=torch.randn(4) * 2), mask=causal()),
@@ -56,7 +58,9 @@ MAKE = {
     "padded right, causal mask alone": lambda: make_call(k_keep=RIGHT, mask=causal()),
     "padding that gets weight": lambda: make_call(k_keep=RIGHT),
     "padding on both sides": lambda: make_call(k_keep=keep((3, 9), (5, 6)), mask=padding(keep((3, 9), (5, 6)))),
-    "a row of nothing but padding": lambda: make_call(k_keep=keep((0, 13), (0, 0)), mask=padding(keep((0, 13), (0, 0)))),
+    "a row of nothing but padding": lambda: make_call(
+        k_keep=keep((0, 13), (0, 0)), mask=padding(keep((0, 13), (0, 0)))
+    ),
     "queries after a cache": lambda: make_call(q_len=5, kv_len=13, q_offset=8, mask=causal(), q_keep=None),
     "cross": lambda: make_call(q_len=7, kv_len=13, cross=True),
     "cross, padded": lambda: make_call(

@@ -151,7 +151,7 @@ def test_an_output_of_nothing_has_length_nothing():
 
 @pytest.mark.parametrize("mask", [None, causal()], ids=str)
 def test_memory_does_not_grow_with_the_square(mask):
-    length, elements = 1500, 20_000
+    length, elements = 700, 20_000
     call = make_call(batch=1, heads=2, q_len=length, mask=mask, dim=4)
     largest = 0
 

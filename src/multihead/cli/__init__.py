@@ -4,6 +4,7 @@ Exit codes: 0 done; 2 an input that cannot be worked with (one message says what
 measured is kept.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -36,6 +37,9 @@ app.command("multihead.cli.models:models", name="models", help="List the package
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and leave with its exit code."""
+    # Threads that wait for work by spinning cost several times the run on a machine that has other work to do. It must
+    # be said before torch is loaded; it changes no result.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 

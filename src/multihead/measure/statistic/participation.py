@@ -6,11 +6,15 @@ from multihead.measure.statistic.contract import Contribution, OfTile, nothing
 from multihead.measure.tile import Tile
 from multihead.record import Quantity
 
+_NOTHING = 1e-18
+"""A row with less weight than this on all keys, whose square would vanish in float32, has no key taking part."""
+
 
 def take(tile: Tile, facts: None) -> tuple[Contribution]:
-    """One over the sum of squared weights of each row."""
-    squares = torch.linalg.vector_norm(tile.weights, dim=-1).square() + tile.known.sink.square()
-    return (Contribution(tile.total(1 / squares)),)
+    """Squared sum of each row's weights over the sum of their squares."""
+    length = torch.hypot(torch.linalg.vector_norm(tile.weights, dim=-1), tile.known.sink)
+    ratio = (tile.prefix[..., -1] + tile.known.sink) / length.clamp(min=_NOTHING)
+    return (Contribution(tile.total(ratio.square() * (length > _NOTHING))),)
 
 
 PARTICIPATION = OfTile(
@@ -19,7 +23,7 @@ PARTICIPATION = OfTile(
             name="participation",
             title="keys taking part",
             unit="keys",
-            formula="mean over rows of 1 / sum_j A_ij^2; a learned sink counts as one more key",
+            formula="mean over rows of (sum_j A_ij)^2 / sum_j A_ij^2; a learned sink counts as one more key",
         ),
     ),
     prepare=nothing,
