@@ -214,17 +214,6 @@ def test_dropout_is_drawn_from_torchs_generator():
     assert torch.equal(torch.rand(2), expected)
 
 
-def test_importing_and_calling_do_not_load_the_compiler():
-    code = "import sys, torch, multihead.attend as a; x = torch.zeros(1, 1, 2, 2); a.attention(x, x, x, softcap=1.0);"
-    run = subprocess.run(
-        [sys.executable, "-c", code + "print('torch._dynamo' in sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert run.stdout == "False\n"
-
-
 def test_huge_scores_stay_finite():
     q, k, v = qkv()
     for normaliser in (Softmax(), Softmax(off_by_one=True), Sigmoid(), Entmax()):

@@ -5,6 +5,7 @@ import torch
 
 from multihead.attend import AUTOMATIC, BY_NAME, find
 from multihead.testing import BackendReport, CaseResult, Draw, check_backend, check_case, standard_cases
+from multihead.testing.compare import moved
 
 CASES = {case.name: case for case in standard_cases()}
 BACKENDS = [backend.NAME for backend in (*AUTOMATIC, *BY_NAME)]
@@ -50,6 +51,18 @@ def test_own_problems_and_seeds():
     assert len(report.results) == 2 * (3 + 4)
     assert {result.seed for result in report.results} == {1, 2}
     assert {result.case for result in report.results} == {str(problem) for problem in problems}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_problem_is_moved_with_everything_in_it(name):
+    problem = moved(CASES[name].build(Draw(0)), "meta")
+    assert {x.device.type for x in (problem.q, problem.k, problem.v)} == {"meta"}
+    if isinstance(problem.mask, torch.Tensor):
+        assert problem.mask.device.type == "meta"
+    if problem.bias is not None:
+        assert (problem.bias if isinstance(problem.bias, torch.Tensor) else problem.bias.weight).device.type == "meta"
+    if getattr(problem.normaliser, "sinks", None) is not None:
+        assert problem.normaliser.sinks.device.type == "meta"
 
 
 def test_the_callers_random_numbers_are_left_alone():

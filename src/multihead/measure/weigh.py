@@ -31,7 +31,7 @@ class Rows:
         sink: Weight of the learned sink, 0 where there is none.
     """
 
-    sees: Int[Tensor, "_ _ rows"]
+    sees: Int[Tensor, "batch heads rows"]
     finite: Bool[Tensor, "batch heads rows"]
     peak: Float[Tensor, "batch heads rows"]
     top: Float[Tensor, "batch heads rows"]
@@ -76,7 +76,13 @@ def weigh(
         entropy = torch.special.entr(weights).sum(-1) + torch.special.entr(sink)
         top, top_key = _largest(weights)
     return weights, Rows(
-        sees=sees, finite=finite, peak=real_peak, top=top, top_key=top_key, entropy=entropy.clamp_(min=0.0), sink=sink
+        sees=sees.expand_as(peak),
+        finite=finite,
+        peak=real_peak,
+        top=top,
+        top_key=top_key,
+        entropy=entropy.clamp_(min=0.0),
+        sink=sink,
     )
 
 

@@ -59,7 +59,11 @@ class BackendReport:
 
 
 def check_backend(
-    backend: Backend | str, *, problems: Iterable[Problem] | None = None, seeds: Sequence[int] = (0,)
+    backend: Backend | str,
+    *,
+    problems: Iterable[Problem] | None = None,
+    seeds: Sequence[int] = (0,),
+    device: torch.device | str = "cpu",
 ) -> BackendReport:
     """Holds a backend against the reference in float64.
 
@@ -72,6 +76,7 @@ def check_backend(
         backend: A module with the names of `Backend`, or the name of one of the library's.
         problems: What to hold it to; None is `standard_cases()`.
         seeds: Of the random numbers: of the standard problems, of incoming gradients, of dropout.
+        device: Where the problems are put.
 
     Returns:
         Each problem with what came of it. Problems that a backend refuses are listed with its reasons.
@@ -89,7 +94,9 @@ def check_backend(
         cases = standard_cases()
     else:
         cases = tuple(Case(name=str(problem), build=_always(problem)) for problem in problems)
-    results = [result for seed in seeds for case in cases for result in check_case(held, case, seed=seed)]
+    results = [
+        result for seed in seeds for case in cases for result in check_case(held, case, seed=seed, device=device)
+    ]
     report = BackendReport(backend=held.NAME, results=tuple(results))
     failed = report.of("failed")
     if failed:
@@ -100,18 +107,21 @@ def check_backend(
     return report
 
 
-def check_case(backend: Backend, case: Case, *, seed: int = 0) -> tuple[CaseResult, ...]:
+def check_case(
+    backend: Backend, case: Case, *, seed: int = 0, device: torch.device | str = "cpu"
+) -> tuple[CaseResult, ...]:
     """Holds a backend to one problem, in each mode that makes a difference for it.
 
     Args:
         backend: A module with the names of `Backend`.
         case: The problem.
         seed: Of the random numbers.
+        device: Where the problem is put.
 
     Returns:
         One result for each mode.
     """
-    problem = case.build(Draw(seed))
+    problem = compare.moved(case.build(Draw(seed)), device)
     results: list[CaseResult] = []
     with torch.random.fork_rng():
         for mode, check in _modes(problem).items():

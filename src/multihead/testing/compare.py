@@ -28,6 +28,14 @@ class Want(NamedTuple):
     parts: Mapping[str, Tensor]
 
 
+def moved(problem: Problem, device: torch.device | str) -> Problem:
+    """The problem with all its tensors on a device; patterns go where they are asked."""
+    if problem.q.device == torch.device(device):
+        return problem
+    mask = problem.mask.to(device) if isinstance(problem.mask, Tensor) else problem.mask
+    return replace(_joined(problem, {name: part.to(device) for name, part in _parted(problem).items()}), mask=mask)
+
+
 def check_inference(backend: Backend, problem: Problem) -> list[str]:
     """Output and log-sum-exp without gradients.
 
