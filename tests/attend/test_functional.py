@@ -111,7 +111,7 @@ def test_the_three_functions_take_the_same_arguments():
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "tiled"])
-class TestBeyondTheFirstDerivative:
+class Test33BeyondTheFirstDerivative:
     """What a backend does not have is refused with the backend that has it."""
 
     message = r'of an attention call\n  got: .*\n  fix: call it with backend="reference", which has all of them'

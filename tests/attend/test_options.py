@@ -52,7 +52,7 @@ def runs(q, k, v, given):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "offset"])
-def test_alone(name):
+def test_10_alone(name):
     q, k, v = qkv(q_len=LENGTH, kv_len=LENGTH)
     given = options()[name]
     plain = attention(q, k, v)
@@ -62,7 +62,7 @@ def test_alone(name):
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS, ids=[f"{a} + {b}" for a, b in PAIRS])
-def test_in_pairs(first, second):
+def test_10_in_pairs(first, second):
     q, k, v = qkv(q_len=LENGTH, kv_len=LENGTH)
     values = options()
     given = values[first] | values[second]

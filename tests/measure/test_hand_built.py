@@ -72,6 +72,14 @@ def test_a_uniform_head():
     assert found["next_argmax"] == 0
 
 
+def test_the_first_of_equals_is_the_first_key_in_long_rows_too():
+    scores = torch.full((300, 300), -200.0)
+    scores[:, [1, 299]] = 0.0
+    found = values(head(scores))
+    assert found["previous_argmax"] == pytest.approx(1 / 299), "query 2 has its largest weight on key 1"
+    assert found["participation"] == pytest.approx(2)
+
+
 def test_a_head_that_looks_at_the_token_before():
     call = head(looks_at(1), mask=causal())
     found, offsets = values(call), take(call)["offsets"]

@@ -20,6 +20,10 @@ def batch(*rows, length=7):
     return Batch(inputs={"input_ids": ids(len(rows), length)}, document=rows)
 
 
+def batch_of(row, document):
+    return Batch(inputs={"input_ids": row}, document=(document,))
+
+
 def shifted(batches, by):
     return [Batch(inputs=b.inputs, document=tuple(i + by for i in b.document)) for b in batches]
 
@@ -46,11 +50,14 @@ def test_merged_records_are_the_record_of_the_whole_bit_for_bit(gpt2):
 def test_rows_of_a_document_add_up_in_any_batches(bert):
     rows = [ids(1, 7) for _ in range(3)]
     together = [Batch(inputs={"input_ids": torch.cat(rows)}, document=(0, 1, 0))]
-    apart = [Batch(inputs={"input_ids": row}, document=(d,)) for row, d in zip(rows, (0, 1, 0), strict=True)]
-    one, other = (observe(bert, plan, documents=documents("a", "b")) for plan in (together, apart))
-    for quantity in one.quantities:
-        np.testing.assert_allclose(one.value(quantity.name), other.value(quantity.name), rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(one.counts[quantity.name], other.counts[quantity.name], rtol=1e-5, atol=1e-6)
+    apart = [batch_of(row, d) for row, d in zip(rows, (0, 1, 0), strict=True)]
+    each = observe(bert, [batch_of(row, d) for d, row in enumerate(rows)], documents=documents("a", "b", "c"))
+    for plan in (together, apart):
+        record = observe(bert, plan, documents=documents("a", "b"))
+        for name in (q.name for q in record.quantities if q.fold == "mean"):
+            for got, want in ((record.sums, each.sums), (record.counts, each.counts)):
+                expected = np.stack([want[name][0] + want[name][2], want[name][1]])
+                np.testing.assert_allclose(got[name], expected, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 def test_the_largest_score_is_the_largest_of_all_rows_of_a_document(bert):

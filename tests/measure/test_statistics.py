@@ -47,6 +47,7 @@ MAKE = {
     "additive mask of the lowest number": lambda: make_call(
         bias=additive((2, 4, 13, 13), torch.finfo(torch.float).min)
     ),
+    "additive mask within a pattern": lambda: make_call(mask=causal(), bias=additive((1, 4, 13, 13), -math.inf)),
     "ALiBi": lambda: make_call(mask=causal(), bias=ALiBi(alibi_slopes(4))),
     "relative table": lambda: make_call(bias=table(4, bidirectional=True)),
     "sinks": lambda: make_call(normaliser=Softmax(sinks=torch.randn(4) * 2), mask=causal()),

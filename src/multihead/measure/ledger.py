@@ -20,7 +20,7 @@ SHORT = Remark(
     "rows_short", "rows that see fewer than 2 keys count in no statistic of weights; rows_short is their share"
 )
 LEAK = Remark("", "padded keys get weight, which counts in no statistic: the weights of a row add up to less than 1")
-LOOSE = Remark("entropy", "the weights of a row need not add up to 1 here; the statistics take them as they are")
+LOOSE = Remark("", "the weights of a row need not add up to 1 here; the statistics take them as they are")
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from multihead.attend import Entmax, Problem, Sigmoid, Softmax, Sparsemax, make_
 from multihead.pattern import causal, distance, document, everything, nothing, padding, per_head, sliding_window
 from multihead.position import ALiBi, RelativeTable, alibi_slopes
 
-_LONG = 200  # more than one band or block of any kernel, and no multiple of one
+_LONG = 300  # more than one band or block of any kernel, and no multiple of one
 
 
 class Draw:
@@ -160,7 +160,7 @@ def _patterns() -> Mapping[str, Build]:
             *d.qkv(square), mask=causal() & padding(d.ids(2, 7, below=2).bool())
         ),
         "pattern: documents": lambda d: make_problem(*d.qkv(square), mask=document(d.ids(2, 7, below=3))),
-        "pattern: far apart": lambda d: make_problem(*d.qkv(long), mask=distance(0) | distance(190) | distance(-3)),
+        "pattern: far apart": lambda d: make_problem(*d.qkv(long), mask=distance(0) | distance(290) | distance(-3)),
         "pattern: another for each head": lambda d: make_problem(*d.qkv(square), mask=heads),
         "pattern: everything": lambda d: make_problem(*d.qkv(), mask=everything()),
         "pattern: nothing": lambda d: make_problem(*d.qkv(), mask=nothing()),
@@ -207,7 +207,7 @@ def _scores() -> Mapping[str, Build]:
         "softcap: bias and mask after it": lambda d: make_problem(
             *d.qkv(), softcap=0.8, bias=d.normal(1, 4, 7, 9, spread=3.0), mask=d.mask(7, 9)
         ),
-        "scores: large": lambda d: make_problem(*d.qkv(spread=10.0)),
+        "scores: large": lambda d: make_problem(*d.qkv(spread=5.0)),
     }
 
 
@@ -268,6 +268,7 @@ def _dropouts() -> Mapping[str, Build]:
     return {
         "dropout": lambda d: make_problem(*d.qkv(sizes), dropout=0.3),
         "dropout: masked": lambda d: make_problem(*d.qkv(sizes), dropout=0.3, mask=d.mask(2, 1, 40, 50)),
+        "dropout: long": lambda d: make_problem(*d.qkv(Sizes(q_len=_LONG, kv_len=60)), dropout=0.3),
         "dropout: window": lambda d: make_problem(
             *d.qkv(Sizes(q_len=_LONG, kv_len=_LONG)), dropout=0.3, mask=sliding_window(20)
         ),
