@@ -29,7 +29,7 @@ help:
 	@echo "make checkup   set up $(VENV), measure every head of MiniLM, leave checkup/index.html"
 	@echo "make test      every check and test      make test-all  the slow ones too     make fuzz  laws, longer"
 	@echo "make check     linters and types only    make fmt       format                make clean"
-	@echo "make bench     time against the peers    make docs      build/docs/index.html"
+	@echo "make bench     cost of a checkup (5 min)  make docs      build/docs/index.html"
 	@echo "Options: PYTHON=python3.11 (any 3.11 or newer), TORCH=system (reuse the torch that PYTHON has)"
 
 venv: $(DEV)

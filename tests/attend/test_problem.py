@@ -7,6 +7,7 @@ import torch
 
 from attend.oracle import near, qkv
 from multihead.attend import Entmax, Sigmoid, Softmax, define, make_problem
+from multihead.attend.check import check_kinds
 from multihead.error import MultiheadError
 from multihead.pattern import causal, document, everything, padding, per_head, sliding_window
 from multihead.position import ALiBi, RelativeTable, alibi_slopes
@@ -323,3 +324,10 @@ def test_the_same_mask_as_pattern_tensor_and_bias():
     assert torch.equal(patterned, define(make_problem(q, k, v, mask=dense))[0])
     added = torch.zeros(6, 6).masked_fill(~dense[0, 0], -math.inf)
     assert torch.equal(patterned, define(make_problem(q, k, v, bias=added))[0])
+
+
+def test_arguments_of_another_kind_are_named():
+    with pytest.raises(MultiheadError, match=r"mask='causal' \(str\)\n  fix: .*parse_pattern"):
+        check_kinds({"mask": "causal"}, (torch.Tensor,), "a pattern or a boolean tensor")
+    with pytest.raises(MultiheadError, match=r"k as a tensor\n  got: k=3 \(int\)\n  fix: pass a tensor"):
+        check_kinds({"q": torch.zeros(1), "k": 3}, (torch.Tensor,), "a tensor")

@@ -40,7 +40,7 @@ def test_it_leaves_the_page_and_the_records(finished):
     assert done.returncode == 0, done.stderr
     names = sorted(p.name for p in (folder / "checkup").iterdir())
     assert names == ["heads.parquet", "index.html", "record.json", "record.safetensors"]
-    assert "72 heads, 8 texts" in done.stdout
+    assert "72 heads; texts: 8, " in done.stdout
 
 
 def test_the_files_agree_with_each_other(finished):
@@ -75,12 +75,18 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, minilm_folder):
         text=True,
         cwd=tmp_path,
         env=ONE_THREAD,
+        # A shell that runs this in the background has switched Ctrl-C off for its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     # Without a terminal the first line of progress comes with the first text; the others take minutes.
-    line = run.stderr.readline()
-    assert "tokens/s" in line
-    os.kill(run.pid, signal.SIGINT)
-    out, err = run.communicate(timeout=60)
+    try:
+        line = run.stderr.readline()
+        assert "tokens/s" in line
+        os.kill(run.pid, signal.SIGINT)
+        out, err = run.communicate(timeout=60)
+    finally:
+        run.kill()
+        run.wait()
     assert run.returncode == 130, err
     report = mh.load_checkup(tmp_path / "out")
     assert not report.record.complete
@@ -110,6 +116,7 @@ def bad(folder):
         "unwritable": (["minilm", "--out", folder / "in-the-way" / "out"], "--out"),
         "no model": ([], "MODEL"),
         "unknown option": (["minilm", "--colour", "red"], "--colour"),
+        "negative repeats": (["minilm", "--repeats", "-1"], "repeats=-1"),
         "no such device": (["minilm", "--device", "gameboy"], "gameboy"),
     }
 
@@ -130,6 +137,7 @@ def bad(folder):
         "unwritable",
         "no model",
         "unknown option",
+        "negative repeats",
         "no such device",
     ],
 )

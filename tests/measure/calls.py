@@ -56,13 +56,13 @@ def make_call(
     )
 
 
-def take(call, *, elements=None, statistics=None):
+def take(call, *, rows=None, statistics=None):
     """What the sweep makes of a call: name -> (sums, counts) as numpy (batch, heads, *shape), or the reason."""
     vocabulary = classes()
     chosen = statistics or (*DEFAULT, *(target(name) for name in DEFAULT_TARGETS), token_class(vocabulary.names))
     factor = Recorder(DEFAULT)._factors.of(call)
     scene = build_scene(call, range(call.problem.batch), vocabulary=vocabulary, targets=DEFAULT_TARGETS, factor=factor)
-    _, taken = sweep(scene, chosen, **({} if elements is None else {"elements": elements}))
+    _, taken = sweep(scene, chosen, rows=rows)
     return {
         name: (part.sum.numpy(), part.count.numpy()) if hasattr(part, "sum") else part.reason
         for name, part in taken.items()

@@ -59,12 +59,12 @@ def build(chosen):
     )
 
 
-@given(calls(), st.integers(0, 2**31), st.sampled_from([None, 1, 200, 1000]))
+@given(calls(), st.integers(0, 2**31), st.sampled_from([None, 1, 2, 7]))
 @settings(max_examples=40)
-def test_any_call_is_measured_as_defined(chosen, seed, elements):
+def test_any_call_is_measured_as_defined(chosen, seed, rows):
     torch.manual_seed(seed)
     call = build(dict(chosen))
-    got, want = take(call, elements=elements), expect(call)
+    got, want = take(call, rows=rows), expect(call)
     if chosen["scale"] == 0.0 or chosen["softcap"] is not None:
         # Weights that are equal but for rounding: which is the first of equals is not to be told.
         want = {name: part for name, part in want.items() if not name.endswith("_argmax")}

@@ -118,3 +118,9 @@ def test_table_has_a_row_a_head_and_none_where_there_is_no_value(rng):
     assert [r["head"] for r in rows] == ["L0.H0", "L0.H1", "L1.H0", "L1.H1"]
     assert rows[0]["entropy"] is None
     assert set(rows[0]) == {"head", "stack", "layer", "index", "entropy", "logit_max"}
+
+
+def test_repr_is_short(rng):
+    record = statistics(rng)
+    assert repr(record) == "HeadStatistics('model', 4 heads, 3 documents, 4 statistics)"
+    assert repr(record["L1.H0"]) == "HeadView(L1.H0)"

@@ -22,7 +22,7 @@ def test_report_has_every_head_and_can_be_saved_and_read_again(tmp_path):
     assert report.table().num_rows == 6
     page = report.save(tmp_path / "out")
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert mh.load_checkup(tmp_path / "out").record == report.record
+    assert mh.load_checkup(tmp_path / "out") == report
     assert "tiny" in repr(report)
 
 
@@ -106,6 +106,8 @@ def test_what_cannot_be_checked_is_refused_before_anything_runs():
         mh.checkup(bert(), LetterTokenizer(), "one string")
     with pytest.raises(mh.MultiheadError, match="at least one text"):
         mh.checkup(bert(), LetterTokenizer(), [])
+    with pytest.raises(mh.MultiheadError, match=r"got: repeats=-1"):
+        mh.checkup(bert(), LetterTokenizer(), TEXTS, repeats=-1)
     broken = bert()
     with torch.no_grad():
         broken.encoder.layer[1].attention.self.query.weight[0, 0] = float("nan")
@@ -115,6 +117,14 @@ def test_what_cannot_be_checked_is_refused_before_anything_runs():
         mh.checkup(torch.nn.Embedding(40, 8), LetterTokenizer(), TEXTS)
     with pytest.raises(mh.MultiheadError, match=r"MultiHeadAttention\.forward\(query, key, value"):
         mh.checkup(mh.MultiHeadAttention(8, heads=2), LetterTokenizer(), TEXTS)
+
+
+def test_the_page_names_the_model_not_its_folder():
+    model = bert()
+    model.config.name_or_path = "some/private/folder/tiny-bert"
+    assert mh.checkup(model, LetterTokenizer(), TEXTS, repeats=0).record.model.name == "tiny-bert"
+    model.config.name_or_path = ""
+    assert mh.checkup(model, LetterTokenizer(), TEXTS, repeats=0).record.model.name == "BertModel"
 
 
 def test_texts_may_carry_names():

@@ -1,7 +1,7 @@
 """What is asked of the arguments of an attention call, with the messages for those that break it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ Shape = tuple[int, int, int, int]
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Refuses queries, keys and values that do not belong together."""
+    check_kinds({"q": q, "k": k, "v": v}, (Tensor,), "a tensor")
     if not q.ndim == k.ndim == v.ndim == 4:
         raise _misfit(
             q,
@@ -29,6 +30,19 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     if not q.device == k.device == v.device:
         raise _misfit(q, k, v, asked="q, k and v on one device", remedy="move them to one, e.g. `k.to(q.device)`")
     _check_sizes(q, k, v)
+
+
+def check_kinds(given: Mapping[str, object], kinds: tuple[type, ...], wanted: str) -> None:
+    """Refuses an argument of another type, by its name."""
+    for name, value in given.items():
+        if not isinstance(value, kinds):
+            raise MultiheadError(
+                asked=f"{name} as {wanted}",
+                arrived=f"{name}={value!r} ({type(value).__name__})"[:200],
+                remedy="a mask in words is read by parse_pattern('causal & sliding_window(256)')"
+                if name == "mask"
+                else f"pass {wanted}",
+            )
 
 
 def _check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:

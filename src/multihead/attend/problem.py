@@ -288,6 +288,7 @@ def _checked_mask(mask: Pattern | Tensor | None, q: Tensor, k: Tensor) -> Patter
     if isinstance(mask, Tensor):
         return check.check_mask(mask, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]), q.device)
     if mask is not None:
+        check.check_kinds({"mask": mask}, (Pattern,), "a pattern or a boolean tensor")
         check.check_counts(f"pattern {mask}", (mask.batch, mask.heads), q.shape[:2])
     return mask
 
@@ -296,6 +297,7 @@ def _checked_bias(bias: Tensor | PositionBias | None, q: Tensor, k: Tensor) -> T
     if isinstance(bias, Tensor):
         return check.check_bias(bias, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]), q.device)
     if bias is not None:
+        check.check_kinds({"bias": bias}, (ALiBi, RelativeTable), "a tensor, ALiBi or RelativeTable")
         _check_heads(f"bias {bias}", bias.weight, bias.heads, q)
     return bias
 

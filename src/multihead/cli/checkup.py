@@ -24,8 +24,10 @@ _STRONGEST = (
     ("rests on the first token", "first_token", False),
     ("continues a repeat", "induction", True),
     ("finds the same token", "same_token", True),
-    ("spreads widest", "entropy_share", False),
+    ("spreads wide", "entropy_share", False),
 )
+# Below this share a ranking is one of noise.
+_WORTH_TELLING = 0.3
 
 
 def checkup(
@@ -96,17 +98,19 @@ def _tell(report: Report, page: Path, seconds: float) -> None:
     console = Console(soft_wrap=True, highlight=False)
     record, texts = report.record, report.statistics
     tokens = sum(d.tokens for d in texts.documents)
+    random_tokens = sum(d.tokens for d in report.repeats.documents) if report.repeats else 0
     if not record.complete:
         console.print("interrupted: what follows is what was measured until then", markup=False)
     console.print(
-        f"{record.model.name}: {len(texts)} heads, {len(texts.documents)} texts, {tokens:,} tokens, {seconds:.1f} s",
+        f"{record.model.name}: {len(texts)} heads; texts: {len(texts.documents)}, {tokens:,} tokens; "
+        f"repeated random tokens: {random_tokens:,}; {seconds:.1f} s",
         markup=False,
     )
     table = Table(box=None, pad_edge=False, show_header=False)
     for words, name, on_repeats in _STRONGEST:
         part = report.repeats if on_repeats else texts
         if part is not None and name in {q.name for q in part.quantities}:
-            table.add_row(words, *_top(part, name))
+            table.add_row(words, *(_top(part, name) or [f"no head: none has {_WORTH_TELLING:.0%} of its weight there"]))
     console.print(table)
     for note in texts.notes:
         about = f"{note.about}: " if note.about else ""
@@ -116,5 +120,5 @@ def _tell(report: Report, page: Path, seconds: float) -> None:
 
 def _top(part: HeadStatistics, name: str, count: int = 3) -> list[str]:
     values = part.value(name)
-    ranked = sorted((i for i in range(len(values)) if values[i] == values[i]), key=lambda i: -values[i])
+    ranked = sorted((i for i in range(len(values)) if values[i] >= _WORTH_TELLING), key=lambda i: -values[i])
     return [f"{part.heads[i]} {values[i]:.2f}" for i in ranked[:count]]

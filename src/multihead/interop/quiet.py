@@ -1,5 +1,6 @@
 """Silence of transformers while it loads, and its voice back afterwards."""
 
+import sys
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -8,7 +9,10 @@ from logging import CRITICAL
 
 @contextmanager
 def quiet_transformers() -> Generator[None, None, None]:
-    """No progress bars, log lines or warnings of transformers while this is open; then all as it was."""
+    """Transformers, if it is loaded, shows no bars, log lines or warnings while this is open; then all is as it was."""
+    if "transformers" not in sys.modules:
+        yield
+        return
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from transformers.utils import logging
 

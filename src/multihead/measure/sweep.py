@@ -11,21 +11,24 @@ from multihead.measure.statistic.contract import Contribution, Missing, OfTile, 
 from multihead.measure.tile import LEAST, Tile, Whole
 from multihead.measure.weigh import FLOOR, Rows, join_rows, weigh
 
-ELEMENTS = 3 << 18
-"""Weights in a tile, about: small enough for the cache, large enough that the work outweighs the calls."""
+ELEMENTS = 3 << 19
+"""Weights in a tile, about: few enough for the cache, so many that the work outweighs the calls."""
+
+LEAST_ROWS, MOST_ELEMENTS = 32, 1 << 23
+"""Products with fewer rows are slow, so long calls have larger tiles, up to a bound on memory."""
 
 Taken = dict[str, Contribution | Missing]
 
 
 def sweep(
-    scene: Scene, statistics: Sequence[Statistic], *, elements: int = ELEMENTS
+    scene: Scene, statistics: Sequence[Statistic], *, rows: int | None = None
 ) -> tuple[Whole, Mapping[str, Contribution | Missing]]:
     """Take every statistic of one call, exactly, in memory that grows with its length and not with the square of it.
 
     Args:
         scene: The call; it has at least one query and one key.
         statistics: What to take.
-        elements: Weights in a tile, about; it changes the speed and no result beyond rounding.
+        rows: Query rows in a tile; None chooses. It changes the speed, and no result beyond rounding.
 
     Returns:
         What was seen, and for each quantity its contribution, with sums and counts (batch, heads, *shape), or the
@@ -38,17 +41,17 @@ def sweep(
             taken |= {quantity.name: facts for quantity in statistic.quantities}
     able = [(statistic, facts) for statistic, facts in prepared if not isinstance(facts, Missing)]
     gathered = _Gathered(scene)
-    for rows in _cuts(scene.problem, elements):
-        tile = gathered.look(rows)
+    for part in _cuts(scene.problem, rows):
+        tile = gathered.look(part)
         for statistic, facts in able:
-            for quantity, part in zip(statistic.quantities, statistic.take(tile, facts), strict=True):
-                _add(taken, quantity.name, part)
+            for quantity, found in zip(statistic.quantities, statistic.take(tile, facts), strict=True):
+                _add(taken, quantity.name, found)
     whole = gathered.whole()
     for statistic in statistics:
         if isinstance(statistic, OfWhole):
-            taken |= {q.name: part for q, part in zip(statistic.quantities, statistic.take(whole), strict=True)}
-    rows = whole.counted().sum(-1, dtype=torch.float64)
-    return whole, {name: _counted(part, rows) for name, part in taken.items()}
+            taken |= {q.name: found for q, found in zip(statistic.quantities, statistic.take(whole), strict=True)}
+    count = whole.counted().sum(-1, dtype=torch.float64)
+    return whole, {name: _counted(found, count) for name, found in taken.items()}
 
 
 def _add(taken: Taken, name: str, part: Contribution) -> None:
@@ -67,9 +70,11 @@ def _counted(part: Contribution | Missing, rows: Tensor) -> Contribution | Missi
     return Contribution(part.sum, rows[(..., *(None,) * (part.sum.ndim - 2))].expand_as(part.sum))
 
 
-def _cuts(problem: Problem, elements: int) -> list[slice]:
-    step = max(1, min(problem.q_len, elements // (problem.batch * problem.heads * problem.kv_len)))
-    return [slice(start, min(start + step, problem.q_len)) for start in range(0, problem.q_len, step)]
+def _cuts(problem: Problem, rows: int | None) -> list[slice]:
+    if rows is None:
+        one = problem.batch * problem.heads * problem.kv_len
+        rows = max(1, ELEMENTS // one, min(LEAST_ROWS, MOST_ELEMENTS // one))
+    return [slice(start, min(start + rows, problem.q_len)) for start in range(0, problem.q_len, rows)]
 
 
 class _Gathered:
@@ -89,7 +94,8 @@ class _Gathered:
         problem = self.scene.problem
         cols = _columns(problem, rows)
         allowed, visible = self._sight(rows, cols)
-        weights, known = weigh(self.scene.unmasked.scores(rows, cols), allowed, visible, problem.normaliser)
+        scores = self.scene.unmasked.scores(rows, cols)
+        weights, known = weigh(scores, allowed, visible, problem.normaliser)
         counted = self.scene.queries.kept[:, None, rows] & known.finite & (known.sees >= LEAST)
         self.rows.append(known)
         self.columns[..., cols] += (counted.to(weights)[:, :, None] @ weights)[:, :, 0]
@@ -105,6 +111,7 @@ class _Gathered:
             known=known,
             places=self.scene.k_places[cols],
             nearest=self.scene.nearest(rows),
+            scratch=scores,
         )
 
     def whole(self) -> Whole:

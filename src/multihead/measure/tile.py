@@ -31,6 +31,7 @@ class Tile:
         known: What else is known of the rows.
         places: Places of the tile's keys among the keys of the call.
         nearest: The lowest and the highest of `centers()`.
+        scratch: Memory to work in, of the size of the weights; what it holds means nothing.
     """
 
     scene: Scene
@@ -44,6 +45,7 @@ class Tile:
     known: Rows
     places: Int[Tensor, " cols"]
     nearest: tuple[int, int]
+    scratch: Float[Tensor, "batch heads rows cols"]
 
     def centers(self) -> Int[Tensor, "_ rows"]:
         """For each row the key at the same position, as a place among the keys."""
@@ -68,6 +70,20 @@ class Tile:
         """
         place = (edges - self.cols.start).clamp(0, self.weights.shape[-1])[:, None]
         return self.prefix.gather(-1, place.expand(*self.weights.shape[:3], -1))
+
+    def weighted(
+        self, values: Float[Tensor, "_ _ rows picked"], cols: slice | None = None
+    ) -> Float[Tensor, "_ _ rows"]:
+        """Sum over keys of weight times value, for values that differ by row: (batch, heads, rows).
+
+        Args:
+            values: Of pairs (batch | 1, heads | 1, rows, picked).
+            cols: The keys they are given for, within those of the tile; None for all.
+        """
+        if cols is None or cols == self.cols:
+            # Fresh memory for each product costs more than the product.
+            return torch.mul(self.weights, values, out=self.scratch).sum(-1)
+        return (self.weights[..., cols.start - self.cols.start : cols.stop - self.cols.start] * values).sum(-1)
 
     def mass(self, features: Float[Tensor, "_ cols features"]) -> Float[Tensor, "batch heads rows features"]:
         """Sum over keys of weight times feature.

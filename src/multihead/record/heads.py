@@ -66,7 +66,7 @@ class Note:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class HeadStatistics:
     """Statistics of every head over some documents.
 
@@ -176,6 +176,11 @@ class HeadStatistics:
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]  # holds arrays
 
+    def __repr__(self) -> str:
+        """Its size; the numbers are in `table()`."""
+        size = f"{len(self.heads)} heads, {len(self.documents)} documents, {len(self.quantities)} statistics"
+        return f"HeadStatistics({self.model!r}, {size})"
+
     def merge(self, other: "HeadStatistics") -> "HeadStatistics":
         """The record of both document lists, this one's first.
 
@@ -216,7 +221,7 @@ class HeadStatistics:
         ]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class HeadView:
     """One head of a record; every statistic is an attribute: a float, or an array for those with a shape.
 
@@ -236,6 +241,10 @@ class HeadView:
             raise AttributeError(str(unknown)) from None
         value = self.statistics.value(name)[self.statistics.heads.index(self.address)]
         return float(value) if quantity.shape == () else value
+
+    def __repr__(self) -> str:
+        """Its address."""
+        return f"HeadView({self.address})"
 
     def __dir__(self) -> Sequence[str]:
         """The statistics, for completion at a prompt."""

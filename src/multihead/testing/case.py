@@ -207,7 +207,8 @@ def _scores() -> Mapping[str, Build]:
         "softcap: bias and mask after it": lambda d: make_problem(
             *d.qkv(), softcap=0.8, bias=d.normal(1, 4, 7, 9, spread=3.0), mask=d.mask(7, 9)
         ),
-        "scores: large": lambda d: make_problem(*d.qkv(spread=5.0)),
+        # Scores of about 40: at 100 the last bit of a score, 8e-6, is itself more than the tolerance of float32.
+        "scores: large": lambda d: make_problem(*d.qkv(spread=3.0)),
     }
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import PurePath
 from typing import cast
 
 import torch
@@ -94,13 +95,19 @@ def checkup(
             arrived="tokenizer=None",
             remedy="pass the tokenizer of the model, e.g. AutoTokenizer.from_pretrained(folder)",
         )
+    if repeats < 0:
+        raise MultiheadError(
+            asked="how many runs of repeated random tokens to measure",
+            arrived=f"repeats={repeats}",
+            remedy="pass 0 or more",
+        )
     locate(model)  # raises where there is no attention to be seen
     _check_reads_tokens(model)
     check_weights(model)
     limit = length_limit(model, tokenizer)
     length = checked_length(max_length, limit)
     named = _named(texts if texts is not None else default_texts())
-    name = name or str(getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__)
+    name = name or _name_of(model)
     reading = encode_texts(model, tokenizer, named, max_length=length)
     stimulus = _stimulus(model, tokenizer, runs=repeats, max_length=length)
     run = _Run(model=model, tokenizer=tokenizer, name=name, total=reading.tokens + stimulus.tokens, report=on_progress)
@@ -165,6 +172,12 @@ class _Run:
         except Interrupted as interrupted:
             self.complete = False
             return interrupted.statistics
+
+
+def _name_of(model: nn.Module) -> str:
+    """The last part of where it came from: a page that is shown around need not tell folders."""
+    place = str(getattr(getattr(model, "config", None), "name_or_path", "") or "")
+    return PurePath(place).name or type(model).__name__
 
 
 def _named(texts: Sequence[Text | str]) -> list[Text]:

@@ -9,6 +9,7 @@ from torch import nn
 
 from multihead.corpus import Text, Tokenizer, TokenRun
 from multihead.error import MultiheadError
+from multihead.interop import quiet_transformers
 from multihead.measure import Batch
 from multihead.record import Document
 
@@ -100,7 +101,9 @@ def encode_runs(model: nn.Module, runs: Sequence[TokenRun]) -> Encoded:
 
 
 def _ids(tokenizer: Tokenizer, text: str, *, special: bool) -> list[int]:
-    encoded = tokenizer(text, add_special_tokens=special)
+    # A text longer than the model reads is cut below: the tokenizer's warning about it would be false.
+    with quiet_transformers():
+        encoded = tokenizer(text, add_special_tokens=special)
     return [int(i) for i in cast(Sequence[int], encoded["input_ids"])]
 
 

@@ -69,6 +69,12 @@ class Report:
         webbrowser.open(page.as_uri())
         return page
 
+    def __eq__(self, other: object) -> bool:
+        """Equal if the records are."""
+        return self.record == other.record if isinstance(other, Report) else NotImplemented
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  # holds arrays
+
     def __repr__(self) -> str:
         texts = self.record.texts
         tokens = sum(d.tokens for d in texts.documents)

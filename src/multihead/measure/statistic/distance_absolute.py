@@ -8,7 +8,7 @@ from multihead.record import Quantity
 def take(tile: Tile, facts: None) -> tuple[Contribution]:
     """Weighted mean of |query - key|; what a sink takes counts as 0."""
     distances = (tile.centers()[:, None, :, None] - tile.places).abs_().to(tile.weights)
-    return (Contribution(tile.total((tile.weights * distances).sum(-1))),)
+    return (Contribution(tile.total(tile.weighted(distances))),)
 
 
 DISTANCE_ABSOLUTE = OfTile(

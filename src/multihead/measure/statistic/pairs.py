@@ -79,5 +79,5 @@ def hit(tile: Tile, inside: Bool[Tensor, "_ _ rows cols"], cols: slice) -> Hit:
     """
     cut = slice(cols.start - tile.cols.start, cols.stop - tile.cols.start)
     inside = inside & tile.visible[..., cut]
-    mass = (tile.weights[..., cut] * inside.to(tile.weights)).sum(-1)
+    mass = tile.weighted(inside.to(tile.weights), cols)
     return Hit(cols=cols, inside=inside, mass=mass, counted=tile.counted & inside.any(-1))
