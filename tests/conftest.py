@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 import torch
 
-hypothesis.settings.register_profile("test", deadline=None, max_examples=50, database=None)
+hypothesis.settings.register_profile("test", deadline=None, max_examples=25, database=None)
 hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=2000, database=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 

@@ -341,6 +341,7 @@ def test_small_and_bare_records_have_a_page(visit, name):
         assert page.locator("[name=part]").count() == 0
 
 
+@pytest.mark.slow
 def test_a_thousand_heads(visit):
     with visit("thousand") as page:
         page.locator("input[value=output_ratio]").check()
