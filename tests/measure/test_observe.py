@@ -126,6 +126,11 @@ def test_targets_come_on_top_of_the_default_ones(gpt2):
     np.testing.assert_allclose(record.value("two_back"), offsets[:, 18] * 6 / 5, rtol=1e-5)
     np.testing.assert_allclose(record.value("previous"), offsets[:, 17], rtol=1e-5)
     assert np.isnan(record.value("next")).all()
+    either = observe(gpt2, [batch(0)], documents=documents("a"), targets={"either": distance(1) | distance(3)})
+    np.testing.assert_allclose(
+        either.sums["either"], either.sums["offsets"][..., 17] + either.sums["offsets"][..., 19], rtol=1e-5
+    )
+    assert (either.sums["either_argmax"] >= either.sums["previous_argmax"]).all()
     assert record["L1.H2"].self == pytest.approx(offsets[6, 16], rel=1e-5)
 
 

@@ -61,3 +61,8 @@ def test_length_comes_from_the_model_or_the_user():
 def test_lengths_that_cannot_be_are_refused_with_one_that_can(asked):
     with pytest.raises(MultiheadError, match=rf"got: max_length={asked}, the model takes 64 tokens"):
         checked_length(asked, 64)
+
+
+def test_a_tokenizer_of_another_model_is_refused():
+    with pytest.raises(MultiheadError, match=r"below 40.*\n  got: the id 99"):
+        encode_texts(bert(), LetterTokenizer(frame=((99,), ())), [Text("t", "abc")], max_length=12)

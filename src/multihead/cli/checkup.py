@@ -110,7 +110,7 @@ def _tell(report: Report, page: Path, seconds: float) -> None:
     for words, name, on_repeats in _STRONGEST:
         part = report.repeats if on_repeats else texts
         if part is not None and name in {q.name for q in part.quantities}:
-            table.add_row(words, *(_top(part, name) or [f"no head: none has {_WORTH_TELLING:.0%} of its weight there"]))
+            table.add_row(words, "  ".join(_top(part, name)) or f"no head at {_WORTH_TELLING:g} or more")
     console.print(table)
     for note in texts.notes:
         about = f"{note.about}: " if note.about else ""
@@ -121,4 +121,4 @@ def _tell(report: Report, page: Path, seconds: float) -> None:
 def _top(part: HeadStatistics, name: str, count: int = 3) -> list[str]:
     values = part.value(name)
     ranked = sorted((i for i in range(len(values)) if values[i] >= _WORTH_TELLING), key=lambda i: -values[i])
-    return [f"{part.heads[i]} {values[i]:.2f}" for i in ranked[:count]]
+    return [f"{part.heads[i]!s:8} {values[i]:.2f}" for i in ranked[:count]]

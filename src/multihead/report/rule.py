@@ -64,7 +64,7 @@ RULES = (
         part="texts",
         threshold=0.4,
         measure="the weight on the token just before",
-        said="{} of its weight is on the token just before.",
+        said="On the texts {} of its weight is on the token just before.",
     ),
     Rule(
         key="next",
@@ -75,7 +75,7 @@ RULES = (
         part="texts",
         threshold=0.4,
         measure="the weight on the token just after",
-        said="{} of its weight is on the token just after.",
+        said="On the texts {} of its weight is on the token just after.",
     ),
     Rule(
         key="same",
@@ -97,7 +97,7 @@ RULES = (
         part="texts",
         threshold=0.4,
         measure="the weight on the token itself",
-        said="{} of its weight is on the token itself.",
+        said="On the texts {} of its weight is on the token itself.",
     ),
     Rule(
         key="rest",
@@ -108,7 +108,7 @@ RULES = (
         part="texts",
         threshold=0.5,
         measure="the weight on the first token, or on special tokens",
-        said="It rests on the first token or a special one with {} of its weight.",
+        said="On the texts it rests on the first token or a special one with {} of its weight.",
     ),
     Rule(
         key="near",
@@ -119,7 +119,7 @@ RULES = (
         part="texts",
         threshold=0.5,
         measure="the weight fewer than 8 tokens away, back or ahead",
-        said="It stays near: {} of its weight is fewer than 8 tokens away.",
+        said="On the texts it stays near: {} of its weight is fewer than 8 tokens away.",
         entries=("self", *(f"{way} {span}" for way in ("back", "ahead") for span in ("1", "2-3", "4-7"))),
     ),
     Rule(
@@ -131,7 +131,7 @@ RULES = (
         part="texts",
         threshold=0.7,
         measure="the entropy an even spread would have",
-        said="It spreads wide: its entropy is {} of what an even spread would have.",
+        said="On the texts it spreads wide: its entropy is {} of what an even spread would have.",
     ),
 )
 NONE = Rule(

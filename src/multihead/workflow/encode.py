@@ -115,7 +115,20 @@ def _frame(plain: list[int], full: list[int]) -> tuple[list[int], list[int]]:
     return [], []
 
 
+def _check_vocabulary(model: nn.Module, rows: Sequence[tuple[int, list[int]]]) -> None:
+    table = getattr(model, "get_input_embeddings", lambda: None)()
+    size = getattr(table, "num_embeddings", None)
+    largest = max((max(ids) for _, ids in rows), default=0)
+    if isinstance(size, int) and largest >= size:
+        raise MultiheadError(
+            asked=f"token ids below {size}, the size of the model's vocabulary",
+            arrived=f"the id {largest} from the tokenizer",
+            remedy="use the tokenizer that was made with this model",
+        )
+
+
 def _batches(model: nn.Module, rows: Sequence[tuple[int, list[int]]]) -> tuple[Batch, ...]:
+    _check_vocabulary(model, rows)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     start = _decoder_start(model)
     batches: list[Batch] = []

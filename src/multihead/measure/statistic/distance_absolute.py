@@ -7,8 +7,8 @@ from multihead.record import Quantity
 
 def take(tile: Tile, facts: None) -> tuple[Contribution]:
     """Weighted mean of |query - key|; what a sink takes counts as 0."""
-    distances = (tile.centers()[:, None, :, None] - tile.places).abs_().to(tile.weights)
-    return (Contribution(tile.total(tile.weighted(distances))),)
+    rows, keys = tile.centers()[:, None, :, None].to(tile.weights), tile.places.to(tile.weights)
+    return (Contribution(tile.total(tile.weighted((rows - keys).abs_()))),)
 
 
 DISTANCE_ABSOLUTE = OfTile(

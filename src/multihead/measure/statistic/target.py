@@ -10,14 +10,17 @@ from torch import Tensor
 from multihead.measure.scene import Scene, Target
 from multihead.measure.statistic.contract import Contribution, OfTile
 from multihead.measure.statistic.pairs import hit
-from multihead.measure.tile import Tile
-from multihead.pattern import Pattern, distance
+from multihead.measure.tile import Tile, total
+from multihead.pattern import Pattern
+from multihead.pattern import distance as at
 from multihead.record import Quantity
 
-DEFAULT_TARGETS: Mapping[str, Target] = MappingProxyType(
-    {"previous": distance(1), "next": distance(-1), "self": distance(0)}
-)
+DEFAULT_TARGETS: Mapping[str, Target] = MappingProxyType({"previous": at(1), "next": at(-1), "self": at(0)})
 _TITLES = {"previous": "the token before", "next": "the token after", "self": "its own token"}
+
+
+_Found = tuple[Tensor, Tensor, Tensor]
+"""Of each row: weight on its pairs, whether it counts and sees one, whether its largest weight is on one."""
 
 
 def target(name: str) -> OfTile[tuple[Pattern, ...]]:
@@ -54,14 +57,36 @@ def target(name: str) -> OfTile[tuple[Pattern, ...]]:
 
 def take(tile: Tile, facts: Sequence[Pattern]) -> tuple[Contribution, Contribution]:
     """Mass and argmax rate of every row that sees a pair."""
-    cols = _reached(tile, facts)
-    found = hit(tile, _inside(tile, facts, cols), cols)
+    distance = _single_distance(facts)
+    mass, counted, top = _on_pairs(tile, facts) if distance is None else _at_distance(tile, distance)
+    count = counted.sum(-1, dtype=torch.float64)
+    return Contribution(total(mass, counted), count), Contribution((top & counted).sum(-1, dtype=torch.float64), count)
+
+
+def _single_distance(patterns: Sequence[Pattern]) -> int | None:
+    """The one distance of all pairs, or None."""
+    left, right = (patterns[0].window if len(patterns) == 1 else None) or (None, None)
+    return left if left is not None and right is not None and left == -right else None
+
+
+def _at_distance(tile: Tile, distance: int) -> _Found:
+    """One key a row, which is found without looking at the others."""
+    place = tile.centers() - distance
+    asked = (place - tile.cols.start)[:, None]
+    inside = asked.clamp(0, tile.weights.shape[-1] - 1)
+    heads, rows = tile.visible.shape[1:3]
+    seen = tile.visible.expand(max(tile.visible.shape[0], place.shape[0]), -1, -1, -1)
+    seen = seen.gather(-1, inside.expand(len(seen), heads, rows)[..., None])[..., 0] & (asked == inside)
+    return tile.at(place[..., None])[..., 0], tile.counted & seen, tile.known.top_key == asked
+
+
+def _on_pairs(tile: Tile, patterns: Sequence[Pattern]) -> _Found:
+    cols = _reached(tile, patterns)
+    found = hit(tile, _inside(tile, patterns, cols), cols)
     asked = tile.known.top_key + (tile.cols.start - cols.start)
     place = asked.clamp(0, cols.stop - cols.start - 1)
-    inside = found.inside.expand(*place.shape, -1).gather(-1, place[..., None])[..., 0] & (asked == place)
-    weight = found.weight()
-    top = (found.counted & inside).sum(-1, dtype=torch.float64)
-    return weight, Contribution(top, weight.count)
+    inside = found.inside.expand(*place.shape, -1).gather(-1, place[..., None])[..., 0]
+    return found.mass, found.counted, inside & (asked == place)
 
 
 def _reached(tile: Tile, patterns: Sequence[Pattern]) -> slice:
