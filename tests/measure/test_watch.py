@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from hooks.families import FAMILIES, ids
+from measure.oracle import weights_of
 from multihead.error import MultiheadError
+from multihead.hooks import watching
 from multihead.measure import Batch, observe, watch
 from multihead.record import Document
 
@@ -72,6 +74,30 @@ def test_outputs_and_gradients_are_untouched():
     assert torch.equal(plain, watched)
     assert all(torch.equal(a, b) for a, b in zip(gradients, under_watch, strict=True))
     assert np.isfinite(w.statistics().value("entropy")).all()
+
+
+def test_autocast_rounds_the_model_but_not_the_statistics():
+    family = FAMILIES["bert"]
+    model, inputs, calls = family.build(), family.inputs(), []
+    with torch.autocast("cpu", dtype=torch.bfloat16), watching(model, calls.append), watch(model) as w:
+        model(**inputs)
+    assert calls[0].problem.q.dtype == torch.bfloat16
+    record = w.statistics()
+    for layer, call in enumerate(calls):
+        weights = weights_of(call.problem)[0]
+        entropy = -(weights * weights.log()).sum(-1).mean(-1)
+        got = record.per_document("entropy")[:, 4 * layer : 4 * layer + 4]
+        np.testing.assert_allclose(got, entropy.detach(), rtol=1e-5)
+
+
+def test_a_model_made_and_run_in_inference_mode_is_measured():
+    family = FAMILIES["gpt2"]
+    with torch.inference_mode():
+        model = family.build()
+        with watch(model) as w:
+            model(**family.inputs())
+            model(**family.inputs())
+    assert np.isfinite(w.statistics().value("output_norm")).all()
 
 
 def test_statistics_of_a_model_that_was_not_run_are_refused():

@@ -56,7 +56,8 @@ class Recorder:
         """
         if not (call.problem.batch and call.problem.q_len and call.problem.kv_len):
             return
-        with torch.no_grad():
+        # A model may run under autocast: what is measured is not to be rounded by it.
+        with torch.no_grad(), torch.autocast(call.problem.q.device.type, enabled=False):
             scene = build_scene(
                 call,
                 documents,
@@ -84,12 +85,12 @@ class _Factors:
         weight = call.projection.weight
         if weight is None:
             return None
-        known = self._known.get(call.site)
-        if known is not None and known[0] is weight and known[1] == weight._version:
+        known, version = self._known.get(call.site), 0 if weight.is_inference() else weight._version
+        if known is not None and known[0] is weight and known[1] == version:
             return known[2]
         per_head = weight.detach().double().unflatten(1, (call.problem.heads, -1)).transpose(0, 1)
         factor = torch.linalg.qr(per_head, mode="r").R.to(call.problem.wide)
-        self._known[call.site] = weight, weight._version, factor
+        self._known[call.site] = weight, version, factor
         return factor
 
 
