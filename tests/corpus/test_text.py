@@ -61,3 +61,9 @@ def test_the_report_adds_up():
     months = {name: [int(cell.replace(",", "")) for cell in cells[:3]] for name, cells in rows.items()}
     total = months.pop("Total")
     assert total == [sum(column) for column in zip(*months.values(), strict=True)]
+
+
+def test_names_can_be_shown_whatever_bytes_they_hold():
+    name = b"caf\xe9 \x1b[31mred\n.txt".decode("utf-8", "surrogateescape")
+    assert Text(name, "words").name == r"caf\xe9 \x1b[31mred\n.txt"
+    assert Text("文章 ü.txt", "words").name == "文章 ü.txt"

@@ -1,6 +1,7 @@
 import importlib.util
 import json
 import os
+import re
 import shutil
 import sys
 import warnings
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from hooks.families import FAMILIES, PICTURE
@@ -134,7 +136,32 @@ def test_weights_that_are_no_numbers_are_told_by_name(tmp_path):
 def test_missing_layers_are_not_made_up(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
-    refused(folder, r"layers' parameters are not there: encoder\.layer\.2\.")
+    refused(folder, r"parameters are not there: encoder\.layer\.2\.")
+
+
+def test_layers_are_not_left_out(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    refused(folder, r"parameters of layers have no place: encoder\.layer\.1\.")
+
+
+@pytest.mark.parametrize("key", ["embeddings.word_embeddings.weight", "embeddings.LayerNorm.weight"])
+def test_nothing_below_a_head_is_made_up(folder, key):
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[key]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    refused(folder, rf"1 parameters are not there: {re.escape(key)}")
+
+
+def test_architectures_that_are_no_names(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": [5]}))
+    assert type(load_model(folder).model).__name__ == "BertModel"
+
+
+def test_a_device_without_numbers(folder):
+    with pytest.raises(MultiheadError, match="the device meta"):
+        load_model(folder, device="meta")
 
 
 def test_a_damaged_file_is_told(folder):

@@ -116,6 +116,11 @@ def bad(folder):
         "unwritable": (["minilm", "--out", folder / "in-the-way" / "out"], "--out"),
         "no model": ([], "MODEL"),
         "unknown option": (["minilm", "--colour", "red"], "--colour"),
+        "half a token": (["minilm", "--max-length", "16.9"], "16.9"),
+        "no texts named": (["minilm", "--text"], "--text"),
+        "nameless model": ([""], "multihead models"),
+        "endless name": (["minilm", "--out", folder / ("z" * 300)], "name too long"),
+        "meta device": (["minilm", "--device", "meta"], "meta"),
         "negative repeats": (["minilm", "--repeats", "-1"], "repeats=-1"),
         "no such device": (["minilm", "--device", "gameboy"], "gameboy"),
     }
@@ -137,6 +142,11 @@ def bad(folder):
         "unwritable",
         "no model",
         "unknown option",
+        "half a token",
+        "no texts named",
+        "nameless model",
+        "endless name",
+        "meta device",
         "negative repeats",
         "no such device",
     ],
@@ -152,6 +162,19 @@ def test_bad_input_is_one_message_exit_2_and_nothing_written(fault, tmp_path, ca
     assert says in " ".join(told.err.split())
     assert "Traceback" not in told.err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_ctrl_c_within_the_first_text_says_so(tmp_path, monkeypatch, capfd):
+    from multihead.cli import checkup as door
+    from multihead.cli import run
+
+    def stop(*given, **named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(door, "run_checkup", stop)
+    assert run(["checkup", "minilm", "--out", str(tmp_path / "out")]) == 130
+    assert "interrupted before anything was measured" in capfd.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_help_teaches_without_loading_torch(tmp_path):

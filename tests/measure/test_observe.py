@@ -290,3 +290,10 @@ def test_a_chosen_list_of_statistics_is_all_that_is_measured(bert):
         "entropy",
         *(f"{name}{end}" for name in ("previous", "next", "self") for end in ("", "_argmax")),
     ]
+
+
+def test_the_targets_that_are_always_measured_keep_their_names(bert):
+    batch = Batch(inputs={"input_ids": torch.randint(3, 20, (1, 6))}, document=(0,))
+    documents = [Document(name="a", digest="", tokens=6)]
+    with pytest.raises(MultiheadError, match="besides previous, next, self"):
+        observe(bert, [batch], documents=documents, targets={"previous": distance(2)})

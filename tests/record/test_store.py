@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -105,17 +106,44 @@ def test_unwritable_folder_is_named_and_nothing_is_left(rng, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path):
-    target = tmp_path / "page"
-    target.write_text("old")
+@pytest.mark.parametrize("obstacle", ["record.json", "heads.parquet", "index.html"])
+def test_a_failed_save_leaves_the_old_checkup_whole(rng, tmp_path, obstacle):
+    old, new = checkup(rng), checkup(rng)
+    save_checkup(old, tmp_path)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    (tmp_path / obstacle).unlink(missing_ok=True)
+    (tmp_path / obstacle).mkdir()
+    with pytest.raises(RecordError, match="is a folder"):
+        save_checkup(new, tmp_path, beside={"index.html": b"page"})
+    (tmp_path / obstacle).rmdir()
+    left = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    before.pop(obstacle, None)
+    assert left == before
 
-    def fail(path):
-        path.write_text("half")
-        raise OSError("disk full")
 
-    with pytest.raises(RecordError, match="disk full"):
-        write_atomically(target, fail)
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(target, lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert target.read_text() == "old"
-    assert [p.name for p in tmp_path.iterdir()] == ["page"]
+@pytest.mark.parametrize("stop", [OSError(28, "disk full"), KeyboardInterrupt()])
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_a_save_that_stops_while_writing_changes_nothing(rng, tmp_path, monkeypatch, stop, at):
+    old, new = checkup(rng), checkup(rng)
+    save_checkup(old, tmp_path, beside={"index.html": b"old"})
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    calls = []
+    real = Path.chmod
+
+    def chmod(path, mode):
+        calls.append(path)
+        if len(calls) == at:
+            raise stop
+        return real(path, mode)
+
+    monkeypatch.setattr(Path, "chmod", chmod)
+    with pytest.raises((RecordError, KeyboardInterrupt)):
+        save_checkup(new, tmp_path, beside={"index.html": b"new"})
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    assert load_checkup(tmp_path) == old
+
+
+def test_one_file_is_written_whole(tmp_path):
+    write_atomically(tmp_path / "new" / "page", b"content")
+    assert (tmp_path / "new" / "page").read_bytes() == b"content"
+    assert [p.name for p in (tmp_path / "new").iterdir()] == ["page"]

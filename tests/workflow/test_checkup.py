@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import multihead as mh
+from hooks.families import FAMILIES
 from multihead.corpus import Text
 from multihead.workflow import Progress
 from workflow.fakes import LetterTokenizer, bert, t5
@@ -125,6 +126,12 @@ def test_the_page_names_the_model_not_its_folder():
     assert mh.checkup(model, LetterTokenizer(), TEXTS, repeats=0).record.model.name == "tiny-bert"
     model.config.name_or_path = ""
     assert mh.checkup(model, LetterTokenizer(), TEXTS, repeats=0).record.model.name == "BertModel"
+
+
+@pytest.mark.parametrize("family", ["whisper", "vit"])
+def test_models_that_read_no_text_are_told_how_to_be_watched(family):
+    with pytest.raises(mh.MultiheadError, match=r"a model that reads text alone\n  got: .*\n  fix: .*mh\.watch"):
+        mh.checkup(FAMILIES[family].build(), LetterTokenizer(), TEXTS)
 
 
 def test_texts_may_carry_names():

@@ -21,6 +21,7 @@ app = App(
     help="Look at every attention head of a model: `multihead checkup MODEL` leaves a page, `multihead models` lists "
     "models to try it on.",
     version_flags=["--version"],
+    suppress_keyboard_interrupt=False,
 )
 CHECKUP = """Measure every attention head of MODEL on real text.
 
@@ -59,6 +60,15 @@ def run(arguments: Sequence[str]) -> int:
         return BAD_INPUT  # cyclopts has printed what is wrong
     except MultiheadError as problem:
         errors.print(f"error: {problem}", markup=False, highlight=False)
+        return BAD_INPUT
+    except BrokenPipeError:
+        # Whoever read the output has seen enough (`| head`): what was measured is written.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as problem:
+        errors.print(
+            f"error: {problem}\n  fix: check the path, the free space and your rights", markup=False, highlight=False
+        )
         return BAD_INPUT
     except KeyboardInterrupt:
         errors.print("interrupted before anything was measured", markup=False)

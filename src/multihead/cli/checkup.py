@@ -1,11 +1,13 @@
 """`multihead checkup MODEL`: from a name and texts to a page."""
 
+import re
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 from rich.console import Console
 from rich.table import Table
 
@@ -30,14 +32,22 @@ _STRONGEST = (
 _WORTH_TELLING = 0.3
 
 
+def _whole(_: object, tokens: Sequence[Token]) -> int:
+    """A whole number as it stands: 16.9 is no 17."""
+    value = tokens[0].value
+    if not re.fullmatch(r"[+-]?\d+", value):
+        raise ValueError(f"{value!r} is not a whole number")
+    return int(value)
+
+
 def checkup(
     model: str,
     /,
     *,
     text: Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)] = None,
-    max_length: int | None = None,
+    max_length: Annotated[int | None, Parameter(converter=_whole)] = None,
     out: Path = Path("checkup"),
-    repeats: int = 8,
+    repeats: Annotated[int, Parameter(converter=_whole)] = 8,
     device: str = "cpu",
 ) -> int:
     """Measure every attention head of MODEL on real text (the command's help is in `multihead.cli`).
@@ -59,6 +69,10 @@ def checkup(
     """
     console = Console(stderr=True, soft_wrap=True)
     _check_folder(out)
+    if text is not None and not text:
+        raise MultiheadError(
+            asked="files or folders after --text", arrived="nothing", remedy="name some, or leave --text out"
+        )
     texts = read_texts(text) if text else None
     start = time.monotonic()
     with console.status(f"loading {model}"):

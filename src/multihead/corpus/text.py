@@ -26,6 +26,9 @@ class Text:
     digest: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        # File names may hold bytes that are no UTF-8, and control characters that would act on a terminal.
+        shown = self.name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        object.__setattr__(self, "name", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown))
         object.__setattr__(self, "digest", digest_of(self.content.encode()))
 
 

@@ -140,8 +140,8 @@ def _find(source: str | Path) -> _Source:
 def _checked_device(device: str | torch.device) -> torch.device:
     try:
         checked = torch.device(device)
-        torch.empty(0, device=checked)
-    except (RuntimeError, AssertionError, NotImplementedError) as fault:
+        float(torch.zeros(1, device=checked))
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as fault:
         raise MultiheadError(
             asked=f"the device {device}",
             arrived=str(fault).splitlines()[0],
@@ -156,7 +156,7 @@ def _class_of(transformers: Any, found: _Source) -> tuple[Any, Any]:
         return transformers.AutoModelForCausalLM, None
     config = _told(found, lambda: transformers.AutoConfig.from_pretrained(found.place, **found.options))
     for architecture in config.architectures or ():
-        kind = getattr(transformers, architecture, None)
+        kind = getattr(transformers, str(architecture), None)
         if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
             return kind, config
     return transformers.AutoModel, config
@@ -171,15 +171,32 @@ def _model(kind: Any, found: _Source, options: Mapping[str, Any]) -> nn.Module:
         ),
     )
     model, told = loaded
-    # A new head on top may be unknown to the file; a layer may not: it would be made of random numbers.
-    absent = sorted(key for key in told["missing_keys"] if _LAYER.search(key))
-    if absent:
-        raise MultiheadError(
-            asked=f"the weights of {type(model).__name__} in {found.name}",
-            arrived=f"{len(absent)} of its layers' parameters are not there: {', '.join(absent[:_SHOWN])}",
-            remedy="give the folder of a complete model: config.json and weights of the same architecture",
-        )
+    _check_complete(model, found, told)
     return model
+
+
+def _check_complete(model: nn.Module, found: _Source, told: Mapping[str, Any]) -> None:
+    """Refuse a model whose parts would be random numbers, or whose file holds layers that would be left out.
+
+    Only what stands on top of the layers may be new: a head, a pooler.
+    """
+    base = str(getattr(model, "base_model_prefix", ""))
+    headed = bool(base) and isinstance(getattr(model, base, None), nn.Module)
+    absent = sorted(
+        key
+        for key in told["missing_keys"]
+        if "pooler" not in key and not key.startswith("lm_head.") and (not headed or key.startswith(f"{base}."))
+    )
+    surplus = sorted(key for key in told["unexpected_keys"] if _LAYER.search(key))
+    if not absent and not surplus:
+        return
+    arrived = [f"{len(absent)} parameters are not there: {', '.join(absent[:_SHOWN])}"] * bool(absent)
+    arrived += [f"{len(surplus)} parameters of layers have no place: {', '.join(surplus[:_SHOWN])}"] * bool(surplus)
+    raise MultiheadError(
+        asked=f"the weights of {type(model).__name__} in {found.name}",
+        arrived="; ".join(arrived),
+        remedy="give the folder of a complete model: config.json and weights of the same architecture",
+    )
 
 
 def _tokenizer(transformers: Any, found: _Source, model: nn.Module) -> Any:

@@ -12,7 +12,7 @@ from multihead.hooks import Call, watching
 from multihead.measure.batch import Batch
 from multihead.measure.recorder import Recorder
 from multihead.measure.scene import Target
-from multihead.measure.statistic import DEFAULT, Statistic
+from multihead.measure.statistic import DEFAULT, DEFAULT_TARGETS, Statistic
 from multihead.pattern import Pattern
 from multihead.record import Document, HeadStatistics
 
@@ -127,6 +127,12 @@ def _last_batch(batches: Sequence[Batch], documents: Sequence[Document]) -> dict
 
 def _check_targets(targets: Mapping[str, Target], documents: Sequence[Document]) -> None:
     for name, given in targets.items():
+        if name in DEFAULT_TARGETS:
+            raise MultiheadError(
+                asked=f"a name for a target of your own, besides {', '.join(DEFAULT_TARGETS)}",
+                arrived=repr(name),
+                remedy="these are always measured: give yours another name",
+            )
         if not isinstance(given, Pattern) and len(given) != len(documents):
             raise MultiheadError(
                 asked=f"one pattern for all documents or one for each of {len(documents)} as target {name!r}",

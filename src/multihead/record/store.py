@@ -5,8 +5,9 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -26,13 +27,19 @@ FORMAT_VERSION = 1
 RECORD, SUMS, TABLE = "record.json", "record.safetensors", "heads.parquet"
 
 
-def save_checkup(record: CheckupRecord, folder: Path) -> None:
-    """Write `record.json`, `record.safetensors` and `heads.parquet`, each whole or not at all.
+def save_checkup(record: CheckupRecord, folder: Path, *, beside: Mapping[str, bytes] = MappingProxyType({})) -> None:
+    """Write `record.json`, `record.safetensors` and `heads.parquet`: all of them or none.
 
-    `record.json` is written last and names the hash of the sums: a folder that holds it holds a whole record.
+    Every file is first written whole under another name; only then they are moved into place, `record.json` last. It
+    names the hash of the sums: a folder that holds both holds a whole record.
+
+    Args:
+        record: What to save.
+        folder: Where to; it is made.
+        beside: More files of the same run by name, e.g. its page.
 
     Raises:
-        RecordError: The folder cannot be written.
+        RecordError: The folder cannot be written; what it held before is untouched.
     """
     tensors: dict[str, Array] = {}
     for part, statistics in _parts(record).items():
@@ -40,15 +47,11 @@ def save_checkup(record: CheckupRecord, folder: Path) -> None:
             tensors[f"{part}/sums/{name}"] = np.ascontiguousarray(statistics.sums[name])
             tensors[f"{part}/counts/{name}"] = _shrunk(statistics.counts[name])
     sums = save_tensors(tensors)
-    text = json.dumps(
-        _to_json(record, _described(sums)),
-        indent=1,
-        ensure_ascii=False,
-        allow_nan=False,
-    )
-    write_atomically(folder / SUMS, lambda path: path.write_bytes(sums))
-    write_atomically(folder / TABLE, lambda path: pq.write_table(_table(record), path, compression="zstd"))
-    write_atomically(folder / RECORD, lambda path: path.write_text(text + "\n", encoding="utf-8"))
+    text = json.dumps(_to_json(record, _described(sums)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    table = pa.BufferOutputStream()
+    pq.write_table(_table(record), table, compression="zstd")
+    files = {**beside, SUMS: sums, TABLE: table.getvalue().to_pybytes(), RECORD: text.encode()}
+    write_together({folder / name: content for name, content in files.items()})
 
 
 def load_checkup(folder: Path) -> CheckupRecord:
@@ -103,35 +106,55 @@ def _described(packed: bytes) -> dict[str, str]:
     return {"file": SUMS, "sha256": hashlib.sha256(packed).hexdigest()}
 
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, then move it there in one step.
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file under another name beside `path`, then move it there in one step.
 
     Raises:
         RecordError: The folder cannot be made or written.
     """
+    write_together({path: content})
+
+
+def write_together(files: Mapping[Path, bytes]) -> None:
+    """Write several files: each whole under another name, then all moved into place in the order given.
+
+    Raises:
+        RecordError: A folder cannot be made or written, or a folder lies where a file should; no file was moved.
+    """
+    staged: dict[Path, Path] = {}
+    try:
+        for path, content in files.items():
+            staged[_stage(path, content)] = path
+        for temporary, path in staged.items():
+            temporary.replace(path)
+    finally:
+        for temporary in staged:
+            temporary.unlink(missing_ok=True)
+
+
+def _stage(path: Path, content: bytes) -> Path:
+    """Write to a new file beside `path`, and return it."""
+    temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    except OSError as problem:
-        raise RecordError(
-            asked=f"to write {path}",
-            arrived=str(problem),
-            remedy="choose a folder you may write to with --out",
-        ) from problem
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        write(temporary)
+        if path.is_dir():
+            raise IsADirectoryError(f"{path} is a folder")
+        handle, name = tempfile.mkstemp(prefix=".writing-", dir=path.parent)
+        temporary = Path(name)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
         temporary.chmod(0o644)
-        temporary.replace(path)
-    except OSError as problem:
+    except BaseException as problem:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        if not isinstance(problem, OSError):
+            raise
         raise RecordError(
             asked=f"to write {path}",
-            arrived=str(problem),
-            remedy="free some space or choose another --out",
+            arrived=problem.strerror or str(problem),
+            remedy="choose a folder you may write to, with enough space, with --out",
         ) from problem
-    finally:
-        temporary.unlink(missing_ok=True)
+    return temporary
 
 
 def _parts(record: CheckupRecord) -> dict[str, HeadStatistics]:

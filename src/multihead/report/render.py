@@ -119,8 +119,7 @@ def write_page(record: CheckupRecord, path: Path) -> None:
         RecordError: The folder cannot be written.
         MultiheadError: The record has no heads.
     """
-    page = render_page(record).encode("utf-8")
-    write_atomically(path, lambda temporary: temporary.write_bytes(page))
+    write_atomically(path, render_page(record).encode("utf-8"))
 
 
 def _maps(texts: Part) -> Array | None:

@@ -128,6 +128,15 @@ def checkup(
 
 def _check_reads_tokens(model: nn.Module) -> None:
     parameters = inspect.signature(model.forward).parameters
+    wants = str(getattr(model, "main_input_name", "input_ids"))
+    sees = [name for name in ("pixel_values", "input_features") if name in parameters]
+    # CLIP and its kin name no input of their own, but none of theirs may be left out.
+    if wants != "input_ids" or (sees and not hasattr(model, "generate")):
+        raise MultiheadError(
+            asked="a model that reads text alone",
+            arrived=f"{type(model).__name__}, which takes {sees[0] if sees else wants}",
+            remedy="run it yourself on its own inputs: with mh.watch(model) as watched: model(...)",
+        )
     if "input_ids" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         raise MultiheadError(
             asked="a model that reads tokens: forward(input_ids, ...)",

@@ -58,6 +58,10 @@ def open_model(name: str, *, device: str = "cpu") -> OpenedModel:
 
 
 def _check_spelling(name: str) -> None:
+    if not name.strip():
+        raise MultiheadError(
+            asked="a packaged model, a folder or a hub name", arrived=repr(name), remedy="name one: `multihead models`"
+        )
     close = difflib.get_close_matches(name, PACKAGED, n=1)
     if close and not Path(name).exists():
         raise MultiheadError(

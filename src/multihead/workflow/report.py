@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from multihead.record import CheckupRecord, HeadStatistics, save_checkup
 from multihead.record import load_checkup as load_record
-from multihead.report import write_page
+from multihead.report import render_page
 
 PAGE = "index.html"
 
@@ -45,7 +45,7 @@ class Report:
         return pa.Table.from_pylist(self.record.texts.table())
 
     def save(self, folder: str | Path = "checkup") -> Path:
-        """Write `index.html`, `record.json`, `record.safetensors` and `heads.parquet`, each whole or not at all.
+        """Write `index.html`, `record.json`, `record.safetensors` and `heads.parquet`: all of them or none.
 
         Returns:
             The path of the page.
@@ -54,9 +54,7 @@ class Report:
             RecordError: The folder cannot be written.
         """
         folder = Path(folder)
-        # The record comes last: a folder that holds one holds everything.
-        write_page(self.record, folder / PAGE)
-        save_checkup(self.record, folder)
+        save_checkup(self.record, folder, beside={PAGE: render_page(self.record).encode("utf-8")})
         return folder / PAGE
 
     def open(self) -> Path:
