@@ -28,7 +28,6 @@ def site(tmp_path, monkeypatch):
         module="toy_model_for_tests",
         inside="model/v1",
         weights="w.bin",
-        loader="AutoModel",
         tokenizer="auto",
         megabytes=1,
         licence="MIT",

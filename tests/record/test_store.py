@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from multihead.error import RecordError
-from multihead.record import load_checkup, save_checkup, write_atomically
+from multihead.record import load_checkup, save_checkup
 from record.samples import checkup
 
 
@@ -141,9 +141,3 @@ def test_a_save_that_stops_while_writing_changes_nothing(rng, tmp_path, monkeypa
         save_checkup(new, tmp_path, beside={"index.html": b"new"})
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
     assert load_checkup(tmp_path) == old
-
-
-def test_one_file_is_written_whole(tmp_path):
-    write_atomically(tmp_path / "new" / "page", b"content")
-    assert (tmp_path / "new" / "page").read_bytes() == b"content"
-    assert [p.name for p in (tmp_path / "new").iterdir()] == ["page"]

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from multihead.error import MultiheadError, RecordError
+from multihead.error import MultiheadError
 from multihead.record import Note, Quantity
-from multihead.report import render_page, write_page
+from multihead.report import render_page
 from multihead.report.number import show
 from report.reading import Reader, data_of
 from report.samples import make_record, thousand_heads
@@ -225,17 +225,3 @@ def test_the_grid_needs_no_script(seed):
     assert [v for t, n, v in reader.attributes if t == "div" and n == "id" and v.startswith("L")] == [
         str(a) for a in record.texts.heads
     ]
-
-
-def test_the_file_is_written_whole(tmp_path, seed):
-    record = make_record(seed=seed, name="zwölf \U0001f642")
-    path = tmp_path / "new" / "index.html"
-    write_page(record, path)
-    assert path.read_text(encoding="utf-8") == render_page(record)
-    assert [p.name for p in path.parent.iterdir()] == ["index.html"]
-
-
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RecordError, match=r"to write .*index.html\n  got: .*\n  fix: choose a folder"):
-        write_page(make_record(1, 1), tmp_path / "file" / "index.html")

