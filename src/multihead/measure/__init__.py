@@ -1,6 +1,6 @@
 """Measure every attention head of a model: one sweep over tiles of query rows, sums per document."""
 
-from multihead.measure.batch import Batch
+from multihead.measure.batch import Batch, Span
 from multihead.measure.observe import Interrupted, observe
 from multihead.measure.scene import Scene, Target, build_scene
 from multihead.measure.statistic import DEFAULT, DEFAULT_TARGETS, Contribution, Missing, OfTile, OfWhole, Statistic
@@ -18,6 +18,7 @@ __all__ = [
     "OfTile",
     "OfWhole",
     "Scene",
+    "Span",
     "Statistic",
     "Target",
     "Tile",

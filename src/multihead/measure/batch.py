@@ -3,7 +3,34 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from jaxtyping import Int
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A stretch of one row whose links are kept for the reader (see `multihead.record.Example`).
+
+    Args:
+        row: Row of the batch.
+        start: First place of the stretch in that row.
+        units: For each place from `start` the number of the unit (word, patch, moment) it belongs to, from 0; -1 for
+            places that belong to none.
+        texts: Text of each unit.
+        before: Tokens of the same document in earlier chunks, so that places can be told in the whole document.
+        side: Which input the places are of: `"input_ids"`, `"decoder_input_ids"`, `"pixel_values"`, ...
+        grid: Rows and columns where the units lie on a picture, or None.
+        picture: PNG of the picture or the spectrogram, or None.
+    """
+
+    row: int
+    start: int
+    units: tuple[int, ...]
+    texts: tuple[str, ...]
+    before: int = 0
+    side: str = "input_ids"
+    grid: tuple[int, int] | None = None
+    picture: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -16,6 +43,9 @@ class Batch:
     Args:
         inputs: What the model gets: `model(**inputs)`.
         document: For each row its document, as an index into `documents` of `observe`.
+        classes: For each place of an input, by the input's name, the number of its class among the class names (the
+            class of the whole word a token belongs to, patch or register of a picture). None: by token id alone.
+        spans: Stretches whose links are kept.
 
     Example:
         >>> Batch(inputs={"input_ids": torch.tensor([[5, 6, 7]])}, document=(0,)).document
@@ -24,3 +54,5 @@ class Batch:
 
     inputs: Mapping[str, Tensor]
     document: tuple[int, ...]
+    classes: Mapping[str, Int[Tensor, "batch length"]] | None = None
+    spans: tuple[Span, ...] = ()

@@ -1,19 +1,23 @@
 """Frozen records that cross rooms: they can be saved, loaded, merged and compared, and know nothing of torch."""
 
 from multihead.record.address import HeadAddress
-from multihead.record.heads import Document, HeadStatistics, HeadView, Note, Quantity
+from multihead.record.example import Example
+from multihead.record.heads import HeadStatistics, HeadView, Sampling
+from multihead.record.quantity import Document, Note, Quantity
 from multihead.record.run import CheckupRecord, ModelFacts
 from multihead.record.store import load_checkup, save_checkup
 
 __all__ = [
     "CheckupRecord",
     "Document",
+    "Example",
     "HeadAddress",
     "HeadStatistics",
     "HeadView",
     "ModelFacts",
     "Note",
     "Quantity",
+    "Sampling",
     "load_checkup",
     "save_checkup",
 ]

@@ -1,69 +1,32 @@
 """Statistics of heads: per-document sums that can be merged, saved and compared, and the values read from them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from multihead.error import MultiheadError
 from multihead.record.address import HeadAddress
+from multihead.record.example import Example
+from multihead.record.quantity import Document, Note, Quantity
 
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
-    """One document that was measured: the unit over which intervals are taken.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sampling:
+    """How uncertain the sums of one statistic are because only some rows were measured; all (documents, heads, *shape).
 
     Args:
-        name: File name or title.
-        digest: First 16 hex digits of the SHA-256 of its content.
-        tokens: Tokens measured, special tokens included.
+        sums: Variance of the sums.
+        counts: Variance of the counts.
+        both: Covariance of sums and counts.
     """
 
-    name: str
-    digest: str
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quantity:
-    """What one statistic is: its name, unit and formula.
-
-    Args:
-        name: Identifier, e.g. `"entropy"`.
-        title: Words for people, e.g. `"entropy"`.
-        unit: `"nats"`, `"share"`, `"tokens"`, `"logit"` or another unit.
-        formula: The definition in one line.
-        shape: `()` for a number a head; else the shape of its array.
-        labels: Names of the entries of the last axis, where they have names.
-        fold: `"mean"`: value = sum / count over documents; `"max"`: the largest over documents.
-    """
-
-    name: str
-    title: str
-    unit: str
-    formula: str
-    shape: tuple[int, ...] = ()
-    labels: tuple[str, ...] = ()
-    fold: Literal["mean", "max"] = "mean"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
-    """Something the reader must know: a statistic that could not be taken, rows left out, NaN met.
-
-    Args:
-        about: A head address, a layer such as `"L3"`, or `""` for the whole run.
-        quantity: Name of the statistic, or `""`.
-        text: The reason, in one sentence.
-    """
-
-    about: str
-    quantity: str
-    text: str
+    sums: Array
+    counts: Array
+    both: Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -82,6 +45,11 @@ class HeadStatistics:
         sums: For each statistic an array (documents, heads, *shape); the per-document maximum where `fold` is "max".
         counts: For each statistic an array (documents, heads, *shape): how many rows (or pairs) stand behind the sum.
         notes: What the reader must know.
+        units: Document of each unit, where documents are so few (under 8) that blocks of 512 tokens stand for them.
+        unit_sums: For each statistic that is one number an array (units, heads), as `sums`; empty without units.
+        unit_counts: The counts behind them.
+        sampling: For each statistic how uncertain its sums are; empty where every row was measured.
+        examples: Stretches of what was measured, with the strongest links of every head.
     """
 
     model: str
@@ -92,6 +60,11 @@ class HeadStatistics:
     sums: Mapping[str, Array]
     counts: Mapping[str, Array]
     notes: tuple[Note, ...] = ()
+    units: tuple[int, ...] = ()
+    unit_sums: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    unit_counts: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    sampling: Mapping[str, Sampling] = field(default_factory=dict[str, Sampling])
+    examples: tuple[Example, ...] = ()
 
     def __post_init__(self) -> None:
         for quantity in self.quantities:
@@ -130,6 +103,20 @@ class HeadStatistics:
             top = filled.max(axis=0, initial=-np.inf)
             return np.where(counts.any(axis=0), top, np.nan)
         return _ratio(_in_order(sums), _in_order(counts))
+
+    def interval(self, name: str, *, level: float = 0.95) -> tuple[Array, Array]:
+        """Where the value would lie on other documents of the same kind: lower and upper end, each (heads, *shape).
+
+        Not there yet: both ends are the value.
+        """
+        return self.value(name), self.value(name)
+
+    def sampling_interval(self, name: str, *, level: float = 0.95) -> tuple[Array, Array]:
+        """Where the value over all rows lies if only some were measured: lower and upper end, each (heads, *shape).
+
+        Not there yet: both ends are the value.
+        """
+        return self.value(name), self.value(name)
 
     def per_document(self, name: str) -> Array:
         """Values of each document, shape (documents, heads, *shape); NaN where no row stands behind a value."""

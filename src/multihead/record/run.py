@@ -39,6 +39,7 @@ class CheckupRecord:
         versions: Version of each package that shaped the numbers.
         settings: What the user asked for, as text: `max_length`, `device`, `dtype`, ...
         complete: False if the run was interrupted; what was measured until then is here.
+        reads: What the model was given: `"text"`, `"images"` or `"audio"`.
     """
 
     model: ModelFacts
@@ -48,3 +49,4 @@ class CheckupRecord:
     versions: Mapping[str, str]
     settings: Mapping[str, str]
     complete: bool = True
+    reads: str = "text"

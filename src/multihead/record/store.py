@@ -19,7 +19,8 @@ from safetensors.numpy import save as save_tensors
 
 from multihead.error import RecordError
 from multihead.record.address import HeadAddress
-from multihead.record.heads import Array, Document, HeadStatistics, Note, Quantity
+from multihead.record.heads import Array, HeadStatistics
+from multihead.record.quantity import Document, Note, Quantity
 from multihead.record.run import CheckupRecord, ModelFacts
 
 FORMAT = "multihead/checkup"
