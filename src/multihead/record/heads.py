@@ -174,11 +174,11 @@ class HeadStatistics:
         Raises:
             MultiheadError: The records are of different models, heads or statistics.
         """
-        for field in ("model", "heads", "kv_heads", "quantities"):
-            if getattr(self, field) != getattr(other, field):
+        for name in ("model", "heads", "kv_heads", "quantities"):
+            if getattr(self, name) != getattr(other, name):
                 raise MultiheadError(
                     asked="to merge two records of one model with the same heads and statistics",
-                    arrived=f"they differ in `{field}`",
+                    arrived=f"they differ in `{name}`",
                     remedy="measure both with the same model and the same list of statistics",
                 )
         return replace(
