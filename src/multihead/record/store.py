@@ -91,6 +91,15 @@ def load_checkup(folder: Path) -> CheckupRecord:
         ) from problem
 
 
+def write_file(path: Path, content: bytes) -> None:
+    """Write one file, whole or not at all; its folder is made.
+
+    Raises:
+        RecordError: It cannot be written; what it held before is untouched.
+    """
+    _write_together({path: content})
+
+
 def _checked(raw: object, path: Path) -> dict[str, Any]:
     data = cast(dict[str, Any], raw) if isinstance(raw, dict) else {}
     if data.get("format") != FORMAT or data.get("format_version") != FORMAT_VERSION or "sums" not in data:

@@ -1,7 +1,8 @@
 """Loops that use the rooms below: the checkup of a model."""
 
 from multihead.workflow.checkup import Progress, checkup
+from multihead.workflow.compared import Compared, compare
 from multihead.workflow.opening import OpenedModel, open_model
 from multihead.workflow.report import Report, load_checkup
 
-__all__ = ["OpenedModel", "Progress", "Report", "checkup", "load_checkup", "open_model"]
+__all__ = ["Compared", "OpenedModel", "Progress", "Report", "checkup", "compare", "load_checkup", "open_model"]
