@@ -14,7 +14,7 @@ from multihead.measure.recorder import Recorder
 from multihead.measure.scene import Target
 from multihead.measure.statistic import DEFAULT, DEFAULT_TARGETS, Statistic
 from multihead.pattern import Pattern
-from multihead.record import Document, HeadStatistics
+from multihead.record import FEW, Document, HeadStatistics
 
 
 class Interrupted(KeyboardInterrupt):
@@ -76,6 +76,8 @@ def observe(
     last = _last_batch(batches, documents)
     _check_targets(targets or {}, documents)
     recorder = Recorder(statistics, targets=targets, classes=classes)
+    if len(documents) >= FEW:
+        recorder.ledger.drop_units()
     finished: list[int] = []
     current: tuple[int, ...] = ()
 
@@ -87,6 +89,7 @@ def observe(
             for place, batch in enumerate(batches):
                 current = batch.document
                 model(**batch.inputs)
+                recorder.ledger.post()
                 for document in sorted({index for index in batch.document if last[index] == place}):
                     finished.append(document)
                     if on_document is not None:

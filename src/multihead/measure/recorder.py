@@ -12,7 +12,7 @@ from multihead.hooks import Call, Site
 from multihead.measure.ledger import Ledger
 from multihead.measure.scene import Target, build_scene
 from multihead.measure.statistic import DEFAULT_TARGETS, Statistic, target, token_class
-from multihead.measure.sweep import sweep
+from multihead.measure.sweep import sweep_blocks
 from multihead.record import Document, HeadStatistics, Quantity
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -25,6 +25,9 @@ class Recorder:
         statistics: What to measure.
         targets: Patterns by name, besides the default ones.
         classes: Classes of tokens and which are special, or None.
+
+    Attributes:
+        ledger: Where it is added up; what is taken stays on its sheet until that is posted.
 
     Raises:
         MultiheadError: A name is no identifier or is taken twice.
@@ -44,7 +47,7 @@ class Recorder:
             *(target(name) for name in self._targets),
             *([token_class(classes.names)] if classes is not None and classes.names else []),
         )
-        self._ledger = Ledger(_checked(self._statistics))
+        self.ledger = Ledger(_checked(self._statistics))
         self._factors = _Factors()
 
     def take(self, call: Call, documents: Sequence[int]) -> None:
@@ -65,11 +68,11 @@ class Recorder:
                 targets=self._targets,
                 factor=self._factors.of(call),
             )
-            self._ledger.add(*sweep(scene, self._statistics))
+            self.ledger.add(scene, sweep_blocks(scene, self._statistics))
 
     def record(self, name: str, documents: Sequence[Document], finished: Sequence[int]) -> HeadStatistics:
         """The record of the documents that are finished, in order."""
-        return self._ledger.record(name, documents, finished)
+        return self.ledger.record(name, documents, finished)
 
 
 class _Factors:

@@ -41,6 +41,7 @@ class Watch:
             self._begin(call)
         self._seen.add(call.site)
         self._recorder.take(call, self._pass)
+        self._recorder.ledger.post()
 
     def statistics(self) -> HeadStatistics:
         """The record of all passes so far.
