@@ -4,8 +4,11 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterator
 
+LINE_ENDS = frozenset("\n\r\v\f\x85\u2028\u2029")
+"""Characters that end a line."""
+
 _GIVEN = {
-    **dict.fromkeys("\n\r\v\f\x85\u2028\u2029", "N"),
+    **dict.fromkeys(LINE_ENDS, "N"),
     "\u200b": "w",  # a place to break between words, without width
     **dict.fromkeys("'’·‧׳״", "'"),
     **dict.fromkeys("-‐‑", "-"),
