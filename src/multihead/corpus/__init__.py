@@ -9,8 +9,8 @@ from multihead.corpus.packaged import (
     install_packaged,
     is_installed,
 )
-from multihead.corpus.published import PUBLISHED
 from multihead.corpus.placing import place_tokens
+from multihead.corpus.published import PUBLISHED
 from multihead.corpus.reactions import Alignment, MappedReaction, align
 from multihead.corpus.reading import Reading, Skipped, read_texts
 from multihead.corpus.smiles import SmilesTokenizer, smiles_tokens

@@ -142,7 +142,7 @@ def _fold(text: str) -> str:
 
 
 def _is_ink(letter: str) -> bool:
-    return letter.isascii() and not letter.isspace() or not (letter.isspace() or unicodedata.combining(letter))
+    return not letter.isspace() and (letter.isascii() or not unicodedata.combining(letter))
 
 
 class _Folded:
@@ -209,17 +209,9 @@ def _match(text: str, at: int, piece: str) -> tuple[int, int] | None:
     """Where the piece stands if the text goes on with it: spaces before it and accents within it are passed over."""
     ink = piece.lstrip()
     if not ink:
-        # A space that is not there, such as the mark of a first word, stands for nothing.
-        end = at
-        while end < len(text) and text[end].isspace():
-            if text.startswith(piece, end):
-                return end, end + len(piece)
-            end += 1
-        return at, at
+        return _match_space(text, at, piece)
     begin = at
-    while begin < len(text) and (
-        text[begin].isspace() or (text[begin] != ink[0] and unicodedata.combining(text[begin]))
-    ):
+    while begin < len(text) and text[begin] != ink[0] and not _is_ink(text[begin]):
         begin += 1
     if text.startswith(ink, begin):
         return begin, begin + len(ink)
@@ -231,6 +223,16 @@ def _match(text: str, at: int, piece: str) -> tuple[int, int] | None:
             return None
         end += 1
     return begin, end
+
+
+def _match_space(text: str, at: int, piece: str) -> tuple[int, int]:
+    """A space that is not there, such as the mark of a first word, stands for nothing."""
+    end = at
+    while end < len(text) and text[end].isspace():
+        if text.startswith(piece, end):
+            return end, end + len(piece)
+        end += 1
+    return at, at
 
 
 def _resume(folded: _Folded, at: int, inks: Sequence[str | None], index: int) -> tuple[int, int]:

@@ -45,10 +45,10 @@ class Tokens:
 
 
 def cut_text(text: str, *, size: int = PIECE) -> list[tuple[int, int]]:
-    """Cut a long text into pieces of at most `size` characters, behind paragraphs, else lines, else spaces.
+    r"""Cut a long text into pieces of at most `size` characters, behind paragraphs, else lines, else spaces.
 
     Example:
-        >>> cut_text("one two\\n\\nthree", size=12)
+        >>> cut_text("one two\n\nthree", size=12)
         [(0, 9), (9, 14)]
     """
     pieces: list[tuple[int, int]] = []
@@ -198,7 +198,7 @@ def read_script(tokenizer: Tokenizer, reader: WordReader, text: str) -> Script:
     for start, stop in pieces:
         part = tokens.within(start, stop if stop < len(text) else stop + 1)
         offsets = np.stack([tokens.starts[part], np.minimum(tokens.stops[part], stop)], axis=1) - start
-        words = reader.read(text[start:stop], tokens.ids[part], offsets)
+        words = reader.read(text[start:stop], tokens.ids[part].tolist(), offsets)
         kinds = np.asarray([KINDS.index(kind) for kind in words.kinds] + [-1], dtype=np.int8)
         # The entry behind the last is that of special tokens, number -1.
         starts, stops = (np.append(ends, 0) + start for ends in (words.starts, words.stops))

@@ -51,7 +51,8 @@ class Words:
     @property
     def texts(self) -> tuple[str, ...]:
         """Each unit as it is read: see `shown`."""
-        return tuple(shown(self.text[start:stop]) for start, stop in zip(self.starts, self.stops, strict=True))
+        pairs = zip(self.starts.tolist(), self.stops.tolist(), strict=True)
+        return tuple(shown(self.text[start:stop]) for start, stop in pairs)
 
 
 def shown(text: str) -> str:
@@ -98,7 +99,7 @@ class WordReader:
         """Where each token stands in the text, for tokenizers that do not tell: see `place_tokens`."""
         return place_spelled(self.spelling, text, ids)
 
-    def read(self, text: str, ids: Sequence[int] | NDArray[np.int64], offsets: Any = None) -> Words:
+    def read(self, text: str, ids: Sequence[int], offsets: Any = None) -> Words:
         """The words of a text; see `words_of`."""
         pairs = self.place(text, ids) if offsets is None else offsets
         spans = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
@@ -117,7 +118,7 @@ class WordReader:
         found: list[tuple[int, int, str]] = []
         for start, stop in self._own(text):
             kinds = [KINDS.index(kind) for *_, kind in split_units(text[start:stop])]
-            found.append((start, stop, KINDS[min(kinds, default=-1)]))
+            found.append((start, stop, KINDS[min(kinds, default=len(KINDS) - 1)]))
         return found
 
     def _is_mark(self, ids: Sequence[int], spans: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -167,7 +168,7 @@ class _Units:
 def _keys(
     units: _Units, spans: NDArray[np.int64], mark: NDArray[np.bool_], blank: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """For each token 2 * g + 1 where it is a piece of group g of units, 2 * g where it stands in the space before it."""
+    """For each token 2 g + 1 where it is a piece of group g of units, 2 g where it stands in the space before it."""
     begin, end = spans[:, 0], spans[:, 1]
     count = len(units.starts)
     if not count:
@@ -231,16 +232,16 @@ def words_of(
 ) -> Words:
     """Which word each token of a text is a piece of, for any tokenizer.
 
-    The units are those of `split_words`, so all pieces of a word, an emoji or a Chinese character have one number. Where
-    one token writes several units, they are one. A token that stands for no text joins the word at its place. Spaces
-    that are tokens are units between the words, but the mark of a word (`▁`, `Ġ`) as a token of its own is a piece of
-    the word. A unit of more than 32 pieces falls apart into them.
+    The units are those of `split_words`, so all pieces of a word, an emoji or a Chinese character have one number.
+    Where one token writes several units, they are one. A token that stands for no text joins the word at its place.
+    Spaces that are tokens are units between the words, but the mark of a word (`▁`, `Ġ`) as a token of its own is a
+    piece of the word. A unit of more than 32 pieces falls apart into them.
 
     Args:
         tokenizer: Any tokenizer with a vocabulary.
         text: What it read.
         ids: What it gave, with or without special tokens around.
-        offsets: (start, stop) of each token in the text, where the tokenizer tells; else they are found from the tokens.
+        offsets: (start, stop) of each token in the text, where the tokenizer tells; else found from the tokens.
         dictionary: Words of scripts without spaces, for `split_words`.
 
     Example:
@@ -254,8 +255,8 @@ def place_classes(
 ) -> Int[Tensor, " length"]:
     """The class of each token by the word it belongs to, as its number in `CLASSES`.
 
-    The first piece of a word is `word_start`, also at the beginning of a text, where byte-level vocabularies set no mark;
-    further pieces are `continuation`, an apostrophe within `don't` too. All pieces of a number are `digit`.
+    The first piece of a word is `word_start`, also at the beginning of a text, where byte-level vocabularies set no
+    mark; further pieces are `continuation`, an apostrophe within `don't` too. All pieces of a number are `digit`.
 
     Args:
         tokenizer: Any tokenizer with a vocabulary.
