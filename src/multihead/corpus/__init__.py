@@ -9,16 +9,21 @@ from multihead.corpus.packaged import (
     install_packaged,
     is_installed,
 )
+from multihead.corpus.placing import place_tokens
 from multihead.corpus.published import PUBLISHED
 from multihead.corpus.reactions import Alignment, MappedReaction, align
 from multihead.corpus.reading import Reading, Skipped, read_texts
 from multihead.corpus.smiles import SmilesTokenizer, smiles_tokens
+from multihead.corpus.splitting import split_words
 from multihead.corpus.stimulus import TokenRun, frame_of, ordinary_tokens, repeated_tokens
 from multihead.corpus.text import Text, default_texts
 from multihead.corpus.tokenizer import Tokenizer
+from multihead.corpus.tokens import Script, Tokens, cut_text, read_script, tokenize
+from multihead.corpus.words import KINDS, WordReader, Words, place_classes, shown, words_of
 
 __all__ = [
     "CLASSES",
+    "KINDS",
     "PACKAGED",
     "PUBLISHED",
     "Alignment",
@@ -26,21 +31,33 @@ __all__ = [
     "MappedReaction",
     "PackagedModel",
     "Reading",
+    "Script",
     "Skipped",
     "SmilesTokenizer",
     "Text",
     "TokenClasses",
     "TokenRun",
     "Tokenizer",
+    "Tokens",
+    "WordReader",
+    "Words",
     "align",
+    "cut_text",
     "default_texts",
     "find_packaged",
     "frame_of",
     "install_packaged",
     "is_installed",
     "ordinary_tokens",
+    "place_classes",
+    "place_tokens",
+    "read_script",
     "read_texts",
     "repeated_tokens",
+    "shown",
     "smiles_tokens",
+    "split_words",
     "token_classes",
+    "tokenize",
+    "words_of",
 ]
