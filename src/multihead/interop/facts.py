@@ -86,7 +86,7 @@ class SoundFacts:
 
 
 def picture_part(model: nn.Module) -> nn.Module | None:
-    """The part of a model that reads pictures cut into patches, and nothing else: itself, its `vision_model` or encoder.
+    """The part of a model that reads pictures alone, cut into patches: itself, its `vision_model` or its encoder.
 
     Returns:
         The part, or None.
