@@ -11,6 +11,7 @@ import subprocess
 import sys
 import webbrowser
 from html.parser import HTMLParser
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -471,3 +472,12 @@ def test_attention_viz_72_own_texts_in_one_call(tmp_path):
     report = mh.checkup(bert(), LetterTokenizer(), ["my first text", "and another one"], repeats=0)
     assert [document.name for document in report.statistics.documents] == ["text 0", "text 1"]
     assert report.save(tmp_path).exists()
+
+
+def test_the_page_about_other_tools_names_tests_that_are_here():
+    """Every row links its thread, and every complaint of this file has its row."""
+    page = (Path(__file__).parents[2] / "docs" / "explanation" / "other-tools.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| [")]
+    own = {name for name in globals() if re.match(r"test_\w+?_\d", name)}
+    assert set(re.findall(r"`(test_\w+)`", "".join(rows))) == own
+    assert all("](https://github.com/" in row for row in rows)
