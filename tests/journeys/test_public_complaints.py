@@ -1,0 +1,483 @@
+"""What users of other tools asked for in public, one test a complaint.
+
+`docs/explanation/other-tools.md` holds the links and says what each thread is about. The number in a name is that of
+the thread. Where our weights are judged, transformers' own eager attention is the judge.
+"""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import webbrowser
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+import transformers as hf
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import multihead as mh
+from hooks.families import FAMILIES, PICTURE, ids, randomise, twin
+from multihead.hooks import watching
+from multihead.report import render_page
+from workflow.fakes import LETTERS, LetterTokenizer, bert
+
+
+def letters(count):
+    """A random text of so many letters, each one token."""
+    return "".join(LETTERS[i] for i in torch.randint(26, (count,)).tolist())
+
+
+def letters_report(length, *, room=512):
+    """A checkup of a small random encoder on one text, read in one piece."""
+    return mh.checkup(bert(length=room), LetterTokenizer(), [letters(length - 2)], max_length=length, repeats=0)
+
+
+def eager(family, model, inputs):
+    """Outputs of the same weights under transformers' eager attention, matrices included."""
+    with torch.no_grad():
+        return twin(family, model)(**inputs, output_attentions=True)
+
+
+def watched_record(model, inputs, **options):
+    with torch.no_grad(), mh.watch(model, **options) as watched:
+        model(**inputs)
+    return watched.statistics()
+
+
+def seen_calls(model, inputs):
+    calls = []
+    with torch.no_grad(), watching(model, calls.append):
+        output = model(**inputs)
+    return calls, output
+
+
+def weights_of(problem, **chosen):
+    """Any slice of the weights of a call, by the public function."""
+    attended = mh.attention_lse(
+        problem.q,
+        problem.k,
+        problem.v,
+        mask=problem.mask,
+        bias=problem.bias,
+        scale=problem.scale,
+        softcap=problem.softcap,
+        normaliser=problem.normaliser,
+        q_offset=problem.q_offset,
+    )
+    return attended.weights(**chosen)
+
+
+class Links(HTMLParser):
+    """Whatever a page could load: attributes with an address in them."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.found, self.policy = [], ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        told = dict(attrs)
+        self.found += [told[name] for name in ("src", "href", "srcset", "action", "data") if told.get(name)]
+        if told.get("http-equiv", "").lower() == "content-security-policy":
+            self.policy = told["content"]
+
+
+@pytest.fixture(scope="module")
+def report():
+    return letters_report(64)
+
+
+@pytest.fixture
+def no_way_out(monkeypatch):
+    """No network, no other program, no browser."""
+
+    def refuse(*given, **named):
+        raise AssertionError("went out")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setattr(webbrowser, "open", refuse)
+
+
+# Viewers
+
+
+def test_bertviz_82_a_512_token_text():
+    short, long = (render_page(letters_report(length).record) for length in (64, 512))
+    limit = 150_000 + 5_500 * 6
+    assert len(long.encode()) < limit
+    # 64 times as many pairs of tokens, and the page is as large as before.
+    assert abs(len(long) - len(short)) < 0.1 * len(short)
+
+
+def test_bertviz_131_every_token_looks_at_the_first():
+    """How much of a head's weight the first token gets is a number, the same as the matrices give."""
+    family = FAMILIES["llama"]
+    model, inputs = family.build(), family.inputs()
+    record = watched_record(model, inputs)
+    matrices = torch.cat(eager(family, model, inputs).attentions, 1)
+    want = matrices[:, :, 1:, 0].mean((0, 2))  # the first row sees one key and has no choice
+    np.testing.assert_allclose(record.value("first_token"), want, rtol=1e-5)
+
+
+def test_bertviz_128_llama_with_grouped_heads():
+    family = FAMILIES["llama"]
+    record = watched_record(family.build(), family.inputs())
+    assert [str(address) for address in record.heads] == [f"L{layer}.H{head}" for layer in (0, 1) for head in range(4)]
+    assert record.kv_heads == (0, 0, 1, 1) * 2
+
+
+def test_bertviz_130_queries_and_keys_of_llama():
+    """The neuron view multiplies q and k of a pair entry by entry: both are there, as the model used them."""
+    family = FAMILIES["llama"]
+    model, inputs = family.build(), family.inputs()
+    calls, _ = seen_calls(model, inputs)
+    problem = calls[1].problem
+    q, k = problem.q[0, 3, 7], problem.k[0, 1]
+    weights = torch.softmax((q * k[:8]).sum(-1) * problem.scale, -1)
+    want = eager(family, model, inputs).attentions[1][0, 3, 7, :8]
+    torch.testing.assert_close(weights, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_bertviz_72_encoder_decoder_and_cross_attention(name):
+    family = FAMILIES[name]
+    model, inputs = family.build(), family.inputs()
+    record = watched_record(model, inputs)
+    outputs = eager(family, model, inputs)
+    matrices = {
+        "encoder": outputs.encoder_attentions,
+        "decoder": outputs.decoder_attentions,
+        "cross": outputs.cross_attentions,
+    }
+    entropy = record.value("entropy")
+    for stack, layers in matrices.items():
+        weights = torch.cat(layers, 1)[:, :, int(stack == "decoder") :].double()
+        want = torch.special.entr(weights).sum(-1).mean((0, 2))
+        got = [value for address, value in zip(record.heads, entropy, strict=True) if address.stack == stack]
+        np.testing.assert_allclose(got, want, rtol=1e-4)
+
+
+def test_bertviz_118_a_vision_transformer_has_no_tokens():
+    family = FAMILIES["vit"]
+    model, inputs = family.build(), family.inputs()
+    record = watched_record(model, inputs)
+    assert record.documents[0].tokens == 17  # 4 x 4 patches and [CLS]
+    matrices = torch.cat(eager(family, model, inputs).attentions, 1)
+    np.testing.assert_allclose(record.value("first_token"), matrices[..., 0].mean((0, 2)), rtol=1e-5)
+
+
+def test_bertviz_41_html_from_a_server_without_a_screen(report, tmp_path, no_way_out, monkeypatch):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    page = report.save(tmp_path / "out")
+    assert page.read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")
+    assert "IPython" not in sys.modules
+
+
+def test_bertviz_90_the_page_is_a_string_for_any_framework(report):
+    assert isinstance(render_page(report.record), str)
+
+
+def test_bertviz_13_the_map_of_one_head_as_numbers(report):
+    """What a picture of one head is drawn from, for a plot of one's own."""
+    picture = report.statistics["L1.H2"].pooled_map
+    assert picture.shape == (32, 32)
+    np.testing.assert_allclose(picture.sum(1), 1.0, rtol=1e-4)
+
+
+def test_bertviz_53_no_network_and_no_loader(report):
+    page = render_page(report.record)
+    links = Links(page)
+    assert "default-src 'none'" in links.policy
+    assert [link for link in links.found if not link.startswith(("#", "data:"))] == []
+    assert not re.search(r"\brequire\s*\(|\bimport\s*\(|@import|url\((?!['\"]?(?:data:|#))", page)
+
+
+def test_bertviz_23_numbers_and_not_only_pictures(report):
+    table = report.table()
+    assert isinstance(table, pa.Table)
+    assert table.num_rows == 6
+    row = table.to_pylist()[4]
+    assert row["head"] == "L1.H1"
+    assert row["entropy"] == report.statistics["L1.H1"].entropy
+
+
+def test_bertviz_23_the_weight_between_two_tokens():
+    family = FAMILIES["bert"]
+    model, inputs = family.build(), family.inputs()
+    calls, _ = seen_calls(model, inputs)
+    got = weights_of(calls[1].problem, rows=[5], heads=[2])
+    want = eager(family, model, inputs).attentions[1][:, 2:3, 5:6]
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_inspectus_11_saves_html(report, tmp_path):
+    path = report.save(tmp_path / "here")
+    assert path == tmp_path / "here" / "index.html"
+    assert path.stat().st_size > 10_000
+
+
+def test_inspectus_15_saves_the_map_behind_the_picture(report, tmp_path):
+    report.save(tmp_path)
+    again = mh.load_checkup(tmp_path)
+    np.testing.assert_array_equal(again.statistics["L0.H1"].pooled_map, report.statistics["L0.H1"].pooled_map)
+
+
+def test_circuitsvis_49_size_of_page(report, no_way_out):
+    """Nothing is bundled or asked for when a page is made, and the script is in it once."""
+    page = render_page(report.record)
+    assert render_page(report.record) == page
+    assert len(page.encode()) < 150_000 + 5_500 * 6
+    scripts = re.findall(r"<script(?![^>]*json)[^>]*>", page)
+    assert len(scripts) == 1
+
+
+# Engines
+
+
+MEMORY = """
+import json, re, torch, transformers
+import multihead as mh
+torch.set_num_threads(1)
+config = transformers.LlamaConfig(
+    vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=1 << 20, use_cache=False,
+)
+config._attn_implementation = "sdpa"
+model = transformers.LlamaModel(config).eval()
+
+def resident(what):
+    return int(re.search(what + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+
+def grown(length):
+    tokens = torch.randint(50, (1, length))
+    # Linux forgets the highest mark when 5 is written here.
+    open("/proc/self/clear_refs", "w").write("5")
+    before = resident("VmRSS")
+    with torch.no_grad(), mh.watch(model) as watched:
+        model(input_ids=tokens)
+    watched.statistics()
+    return resident("VmHWM") - before
+
+grown(64)
+print(json.dumps({"buffers": sum(b.numel() for b in model.buffers()), "grown": grown(4096)}))
+"""
+
+
+@pytest.fixture(scope="module")
+def memory():
+    run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    return SimpleNamespace(**json.loads(run.stdout))
+
+
+def test_transformerlens_479_memory(memory):
+    """One matrix of one head of 4096 tokens takes 64 MiB, those of this layer 256 MiB."""
+    assert memory.grown < 128
+
+
+def test_transformerlens_490_a_long_context_costs_nothing_until_it_is_used(memory):
+    """A model that could read a million tokens is watched without a mask of that size."""
+    assert memory.buffers < 1_000
+
+
+def test_inseq_279_memory_on_a_long_context(memory):
+    assert memory.grown < 128
+
+
+def test_transformerlens_378_the_fast_kernel_stays(monkeypatch):
+    family = FAMILIES["llama"]
+    model, inputs = family.build("sdpa"), family.inputs()
+    fast, counted = torch.nn.functional.scaled_dot_product_attention, []
+
+    def counting(*given, **named):
+        counted.append(1)
+        return fast(*given, **named)
+
+    with torch.no_grad():
+        plain = model(**inputs).logits
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counting)
+    with torch.no_grad(), mh.watch(model):
+        watched = model(**inputs).logits
+    assert len(counted) == 2  # once a layer: what is measured is worked out beside it
+    assert torch.equal(plain, watched)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_transformerlens_240_padding(side):
+    """A padded row is measured as if it stood alone."""
+    model, row = FAMILIES["llama"].build(), ids(1, 8)
+    filling, keep = torch.zeros(1, 5, dtype=torch.long), torch.ones(1, 8, dtype=torch.long)
+    parts = (filling, row) if side == "left" else (row, filling)
+    padded = {
+        "input_ids": torch.cat(parts, 1),
+        "attention_mask": torch.cat([keep if part is row else filling for part in parts], 1),
+    }
+    alone, filled = watched_record(model, {"input_ids": row}), watched_record(model, padded)
+    assert filled.documents[0].tokens == 8
+    for quantity in alone.quantities:
+        if quantity.name != "rows_padded":
+            got, want = filled.value(quantity.name), alone.value(quantity.name)
+            np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-5, err_msg=quantity.name)
+
+
+def test_transformers_31990_weights_under_sdpa():
+    """The model stays on sdpa, and the weights are those of eager attention."""
+    family = FAMILIES["llama"]
+    model, inputs = family.build("sdpa"), family.inputs()
+    calls, _ = seen_calls(model, inputs)
+    assert {call.kernel for call in calls} == {"sdpa"}
+    assert model.config._attn_implementation == "sdpa"
+    for call, want in zip(calls, eager(family, model, inputs).attentions, strict=True):
+        torch.testing.assert_close(weights_of(call.problem), want, rtol=1e-4, atol=1e-5)
+
+
+def test_multitalk_54_nobody_has_to_ask_for_attentions():
+    """transformers refuses the setting under sdpa; it is not needed."""
+    model = FAMILIES["bert"].build("sdpa")
+    assert not model.config.output_attentions
+    assert np.isfinite(watched_record(model, FAMILIES["bert"].inputs()).value("entropy")).all()
+
+
+def test_pytorch_119811_weights_of_fused_attention():
+    q, k, v = torch.randn(1, 4, 50, 16), torch.randn(1, 2, 50, 16), torch.randn(1, 2, 50, 8)
+    attended = mh.attention_lse(q, k, v, mask=mh.causal())
+    fused = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(attended.out, fused, rtol=1e-4, atol=1e-5)
+    weights = attended.weights(rows=slice(40, 50), heads=[3])
+    assert weights.shape == (1, 1, 10, 50)
+    torch.testing.assert_close(weights @ v[:, 1:], fused[:, 3:, 40:], rtol=1e-4, atol=1e-5)
+
+
+def test_flash_attention_159_column_sums_without_the_matrix():
+    """What N x N weights are mostly wanted for is added up along the way."""
+    family = FAMILIES["gpt2"]
+    model, row = family.build(), ids(1, 32)
+    record = watched_record(model, {"input_ids": row})
+    matrices = torch.cat(eager(family, model, {"input_ids": row}).attentions, 1)
+    np.testing.assert_allclose(record.value("received"), matrices[0, :, 1:].sum(1), rtol=1e-4, atol=1e-6)
+
+
+def test_transformers_26174_one_record_for_a_generated_text():
+    """The steps of `generate` come in pieces of different shapes; the finished text is one document of whole rows."""
+    family = FAMILIES["gpt2"]
+    model, prompt = family.build(), ids(1, 6)
+    with torch.no_grad():
+        made = twin(family, model).generate(
+            prompt,
+            max_new_tokens=4,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            output_attentions=True,
+            return_dict_in_generate=True,
+        )
+    shapes = [tuple(step[0].shape[2:]) for step in made.attentions]
+    assert shapes == [(6, 6), (1, 7), (1, 8), (1, 9)]
+    record = watched_record(model, {"input_ids": made.sequences[:, :-1]})  # the last token was never fed back
+    assert [document.tokens for document in record.documents] == [9]
+    rows = [step[layer][0, :, i] for layer in (0,) for step in made.attentions for i in range(step[layer].shape[2])]
+    want = torch.stack([row[:, 0] for row in rows[1:]]).mean(0)
+    np.testing.assert_allclose(record.value("first_token")[:4], want, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_transformers_46132_a_registered_attention_keeps_the_mask(name):
+    family = FAMILIES[name]
+    model, inputs = family.build("sdpa"), family.inputs(family.paddings[-1])
+    own = twin(family, model, mh.register_transformers())
+    real = inputs["attention_mask"].bool()
+    with torch.no_grad():
+        got, want = own(**inputs)[0][real], model(**inputs)[0][real]
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_transformers_45811_a_model_cannot_cheat():
+    """With another last token everything before it stays as it was."""
+    family = FAMILIES["llama"]
+    own, row = family.build(mh.register_transformers()), ids(1, 9)
+    changed = torch.cat([row[:, :-1], (row[:, -1:] + 1) % 90], 1)
+    with torch.no_grad():
+        assert torch.equal(own(row).logits[:, :-1], own(changed).logits[:, :-1])
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "vit", "t5"])
+def test_transformers_27044_head_mask_is_not_ignored_here(name):
+    """A gate acts: closing every head leaves what the layer makes of nothing, its bias."""
+    family = FAMILIES[name]
+    model, inputs = family.build(), family.inputs()
+    heads = watched_record(model, inputs).heads
+    with torch.no_grad():
+        plain = model(**inputs)[0]
+        with mh.gated(model, dict.fromkeys(heads, 0.0)):
+            calls, closed = seen_calls(model, inputs)
+    assert all((call.output == 0).all() for call in calls)
+    assert not torch.allclose(plain, closed[0])
+
+
+def test_transformers_41620_a_gate_is_a_factor_and_no_score():
+    """Half a gate is half of a head's output: nothing enters the softmax, nothing multiplies the mask."""
+    family = FAMILIES["vit"]
+    model, inputs = family.build(), family.inputs()
+    calls, _ = seen_calls(model, inputs)
+    with mh.gated(model, {"L0.H1": 0.5}):
+        gated, _ = seen_calls(model, inputs)
+    want = calls[0].output.clone()
+    want[:, :, 1] *= 0.5
+    assert torch.equal(gated[0].output, want)
+
+
+# Models of one's own, pictures
+
+
+def test_dinov2_90_register_tokens_are_part_of_the_picture():
+    config = hf.Dinov2WithRegistersConfig(**PICTURE, num_register_tokens=4)
+    config._attn_implementation = "sdpa"
+    model = hf.Dinov2WithRegistersModel(config).eval()
+    randomise(model)
+    calls, _ = seen_calls(model, {"pixel_values": torch.randn(1, 3, 16, 16)})
+    weights = weights_of(calls[-1].problem, rows=[0])
+    assert weights.shape == (1, 4, 1, 1 + 4 + 16)
+    assert weights[0, 0, 0, 5:].reshape(4, 4).shape == (4, 4)  # what follows [CLS] and the registers is the grid
+
+
+def test_captum_916_attention_maps_of_a_vision_transformer():
+    family = FAMILIES["vit"]
+    model, inputs = family.build(), family.inputs()
+    calls, _ = seen_calls(model, inputs)
+    for call, want in zip(calls, eager(family, model, inputs).attentions, strict=True):
+        torch.testing.assert_close(weights_of(call.problem), want, rtol=1e-4, atol=1e-5)
+
+
+def test_exbert_20_a_model_of_ones_own_from_a_folder(tmp_path, no_way_out):
+    """A folder is enough: no corpus to prepare, no server, no network."""
+    words = {word: n for n, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "short", "text", "."])}
+    plain = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    FAMILIES["bert"].build().save_pretrained(tmp_path / "mine")
+    hf.PreTrainedTokenizerFast(
+        tokenizer_object=plain, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+    ).save_pretrained(tmp_path / "mine")
+    opened = mh.open_model(str(tmp_path / "mine"))
+    report = mh.checkup(opened.model, opened.tokenizer, ["a short text . " * 5], repeats=0)
+    assert len(report.statistics) == 8
+
+
+def test_attention_viz_72_own_texts_in_one_call(tmp_path):
+    report = mh.checkup(bert(), LetterTokenizer(), ["my first text", "and another one"], repeats=0)
+    assert [document.name for document in report.statistics.documents] == ["text 0", "text 1"]
+    assert report.save(tmp_path).exists()
+
+
+def test_the_page_about_other_tools_names_tests_that_are_here():
+    """Every row links its thread, and every complaint of this file has its row."""
+    page = (Path(__file__).parents[2] / "docs" / "explanation" / "other-tools.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| [")]
+    own = {name for name in globals() if re.match(r"test_\w+?_\d", name)}
+    assert set(re.findall(r"`(test_\w+)`", "".join(rows))) == own
+    assert all("](https://github.com/" in row for row in rows)
