@@ -10,14 +10,14 @@ from multihead.corpus.packaged import (
     install_packaged,
     is_installed,
 )
-from multihead.corpus.placing import place_tokens
 from multihead.corpus.picture import Picture, grey_png, read_images, resize_pixels, small_png
+from multihead.corpus.placing import place_tokens
 from multihead.corpus.published import PUBLISHED
 from multihead.corpus.reactions import Alignment, MappedReaction, align
 from multihead.corpus.reading import Reading, Skipped, read_texts
 from multihead.corpus.smiles import SmilesTokenizer, smiles_tokens
-from multihead.corpus.splitting import split_words
 from multihead.corpus.sound import Sound, read_sounds, resample
+from multihead.corpus.splitting import split_words
 from multihead.corpus.stimulus import TokenRun, frame_of, ordinary_tokens, repeated_tokens
 from multihead.corpus.text import Text, default_texts
 from multihead.corpus.tokenizer import Tokenizer
@@ -58,16 +58,14 @@ __all__ = [
     "ordinary_tokens",
     "place_classes",
     "place_tokens",
-    "read_script",
-    "read_texts",
-    "repeated_tokens",
-    "shown",
     "read_images",
+    "read_script",
     "read_sounds",
     "read_texts",
     "repeated_tokens",
     "resample",
     "resize_pixels",
+    "shown",
     "small_png",
     "smiles_tokens",
     "split_words",
