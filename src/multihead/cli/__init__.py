@@ -26,11 +26,12 @@ app = App(
     version_flags=["--version"],
     suppress_keyboard_interrupt=False,
 )
-CHECKUP = """Measure every attention head of MODEL on real text.
+CHECKUP = """Measure every attention head of MODEL on real text, pictures or recordings.
 
 Leaves OUT/index.html (one offline page), OUT/record.json, OUT/record.safetensors (the sums behind it) and
 OUT/heads.parquet (one row a head). The model runs as it is, on its own kernels; nothing is sent anywhere. Ctrl-C keeps
-what was measured until then. Exit codes: 0 done, 2 an input that cannot be worked with, 130 interrupted.
+what was measured until then; after a crash --resume goes on. Exit codes: 0 done, 2 an input that cannot be worked
+with, 130 interrupted.
 
 Try it: multihead models --get minilm, then multihead checkup minilm
 """
