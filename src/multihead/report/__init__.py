@@ -1,4 +1,4 @@
-"""The page of a checkup, made from its record alone: one offline HTML file."""
+"""The page of a checkup or of two, made from records alone: one offline HTML file."""
 
 from multihead.report.render import render_page
 

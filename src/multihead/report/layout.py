@@ -5,11 +5,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from multihead.record import HeadAddress
 from multihead.record.heads import Array
-from multihead.report.sprite import above_diagonal, draw_sprite, ink_levels, looks_back_only
+from multihead.report.sprite import draw_sprite, ink_levels, looks_back_only
 
 SIZES = (96, 64, 32)
 """Widths of a thumbnail in pixels: whole multiples of 32 bins, so that its cells stay square and sharp."""
@@ -130,7 +128,7 @@ def style_sizes(stacks: Sequence[Stack], shape: tuple[int, int] | None) -> str:
         height = size if shape is None else max(8, round(size * shape[0] / shape[1]))
         inner = "".join(_style_stack(stack, width - _LABEL, size, deep=is_deep(stacks)) for stack in stacks)
         until = f" and (max-width:{high}.98px)" if high is not None else ""
-        rules.append(f"@media (min-width:{low}px){until}{{#heads{{--c:{size}px;--r:{height}px}}{inner}}}")
+        rules.append(f"@media (min-width:{low}px){until}{{.heads{{--c:{size}px;--r:{height}px}}{inner}}}")
     return "\n".join(rules)
 
 
@@ -152,9 +150,9 @@ def _style_stack(stack: Stack, width: int, size: int, *, deep: bool) -> str:
     most = max(1, min(across, (room + _GAP) // (size + _GAP)))
     fit = math.ceil(across / math.ceil(across / most))
     gap = _GAP if fit < 2 else max(_GAP, min(_WIDEST_GAP, (room - fit * size) // (fit - 1)))
-    own = f"#g{stack.number}{{--g:{gap}px;--n:{fit}}}"
+    own = f".g{stack.number}{{--g:{gap}px;--n:{fit}}}"
     if deep:
-        own += f"#g{stack.number} .layer:nth-child({fit}n+1){{--mark:block}}"
+        own += f".g{stack.number} .layer:nth-child({fit}n+1){{--mark:block}}"
     return own
 
 
@@ -175,9 +173,3 @@ def _groups(
         place = Place(index=i, address=str(heads[i]), head=heads[i].head, slot=slot)
         groups.setdefault(kv_heads[i] if shared else 0, []).append(place)
     return tuple(tuple(group) for group in groups.values())
-
-
-def seen_cells(shape: tuple[int, int], *, causal: bool) -> list[int]:
-    """Places in a flattened map that are kept: all, or those a head that only looks back can reach."""
-    keep = ~above_diagonal(*shape) if causal else np.ones(shape, dtype=bool)
-    return [int(i) for i in np.flatnonzero(keep)]
