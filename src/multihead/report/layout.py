@@ -22,6 +22,7 @@ _GAP = 4
 _GROUP_GAP = 12
 _WIDEST_GAP = 9
 _BETWEEN = 44
+_WIDE = 1001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +106,8 @@ def is_deep(stacks: Sequence[Stack]) -> bool:
     return max(len(s.layers) for s in stacks) > max(s.widest() for s in stacks)
 
 
-def style_pictures(stacks: Sequence[Stack], maps: Array | None) -> str:
-    """One rule a layer with its picture, one rule a place in a picture."""
+def style_pictures(stacks: Sequence[Stack], maps: Array | None, *, scope: str = "") -> str:
+    """One rule a layer with its picture, one rule a place in a picture; `scope` is a selector with a blank behind."""
     if maps is None:
         return ""
     rules: list[str] = []
@@ -114,16 +115,23 @@ def style_pictures(stacks: Sequence[Stack], maps: Array | None) -> str:
         for layer in stack.layers:
             levels = ink_levels(maps[[place.index for place in layer.places()]], causal=stack.causal)
             url = base64.b64encode(draw_sprite(levels)).decode()
-            rules.append(f".p{layer.picture} i::after{{background-image:url(data:image/png;base64,{url})}}")
+            rules.append(f"{scope}.p{layer.picture} i::after{{background-image:url(data:image/png;base64,{url})}}")
     slots = max(stack.widest() for stack in stacks)
     rules += [f".k{slot} i::after{{background-position:0 calc(var(--r)*-{slot})}}" for slot in range(1, slots)]
     return "\n".join(rules)
 
 
-def style_sizes(stacks: Sequence[Stack], shape: tuple[int, int] | None) -> str:
-    """The size of the heads, and how many layers stand in a band, for each width of the window."""
+def style_sizes(stacks: Sequence[Stack], shape: tuple[int, int] | None, *, beside: int = 1) -> str:
+    """The size of the heads, and how many layers stand in a band, for each width of the window.
+
+    Args:
+        stacks: What stands in the grid.
+        shape: Rows and columns of a map, or None without maps.
+        beside: How many such grids stand beside each other where the window is wide enough.
+    """
     rules: list[str] = []
-    for low, high, width in TIERS:
+    for low, high, full in TIERS:
+        width = full if low < _WIDE else (full - _BETWEEN * (beside - 1)) // beside
         size = PLAIN if shape is None else _choose_size(stacks, width)
         height = size if shape is None else max(8, round(size * shape[0] / shape[1]))
         inner = "".join(_style_stack(stack, width - _LABEL, size, deep=is_deep(stacks)) for stack in stacks)

@@ -73,9 +73,7 @@ def build_payload(
         "sink": list(sink),
         "model": cut(record.model.name, 200),
         "reads": record.reads,
-        "stacks": [
-            {"name": cut(speech.stack(s.name), LABEL), "causal": s.causal, "shared": s.shared} for s in stacks
-        ],
+        "stacks": [{"name": cut(speech.stack(s.name), LABEL), "causal": s.causal, "shared": s.shared} for s in stacks],
         "deep": is_deep(stacks),
         "bare": sorted(BARE),
         "heads": heads,

@@ -73,7 +73,9 @@ class Speech:
     def of_script(self) -> dict[str, str]:
         """The sentences the page's script says."""
         prefixes = ("s.", "role.", "said.", "sink.short.")
-        return {k: v for k, v in self.words.items() if k.startswith(prefixes) or k in ("comma", "and", "colon", "space")}
+        return {
+            k: v for k, v in self.words.items() if k.startswith(prefixes) or k in ("comma", "and", "colon", "space")
+        }
 
     def _named(self, kind: str, name: str) -> str:
         if f"{kind}.{name}" in self.words:

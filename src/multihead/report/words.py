@@ -206,9 +206,7 @@ def gather_notes(parts: Sequence[Part], speech: Speech) -> list[Notice]:
         Notice(
             about=about,
             quantity=title,
-            text=text
-            if len(names) == everywhere
-            else speech("note.on", text=text, part=speech(f"part.{names[0]}")),
+            text=text if len(names) == everywhere else speech("note.on", text=text, part=speech(f"part.{names[0]}")),
         )
         for (about, title, text), names in told.items()
     ]
