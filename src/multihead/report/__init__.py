@@ -1,5 +1,6 @@
-"""The page of a checkup, made from its record alone: one offline HTML file."""
+"""The page of a checkup or of two, made from records alone: one offline HTML file."""
 
+from multihead.report.comparison import render_comparison
 from multihead.report.render import render_page
 
-__all__ = ["render_page"]
+__all__ = ["render_comparison", "render_page"]

@@ -5,11 +5,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from multihead.record import HeadAddress
 from multihead.record.heads import Array
-from multihead.report.sprite import above_diagonal, draw_sprite, ink_levels, looks_back_only
+from multihead.report.sprite import draw_sprite, ink_levels, looks_back_only
 
 SIZES = (96, 64, 32)
 """Widths of a thumbnail in pixels: whole multiples of 32 bins, so that its cells stay square and sharp."""
@@ -24,6 +22,7 @@ _GAP = 4
 _GROUP_GAP = 12
 _WIDEST_GAP = 9
 _BETWEEN = 44
+_WIDE = 1001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +106,8 @@ def is_deep(stacks: Sequence[Stack]) -> bool:
     return max(len(s.layers) for s in stacks) > max(s.widest() for s in stacks)
 
 
-def style_pictures(stacks: Sequence[Stack], maps: Array | None) -> str:
-    """One rule a layer with its picture, one rule a place in a picture."""
+def style_pictures(stacks: Sequence[Stack], maps: Array | None, *, scope: str = "") -> str:
+    """One rule a layer with its picture, one rule a place in a picture; `scope` is a selector with a blank behind."""
     if maps is None:
         return ""
     rules: list[str] = []
@@ -116,21 +115,28 @@ def style_pictures(stacks: Sequence[Stack], maps: Array | None) -> str:
         for layer in stack.layers:
             levels = ink_levels(maps[[place.index for place in layer.places()]], causal=stack.causal)
             url = base64.b64encode(draw_sprite(levels)).decode()
-            rules.append(f".p{layer.picture} i::after{{background-image:url(data:image/png;base64,{url})}}")
+            rules.append(f"{scope}.p{layer.picture} i::after{{background-image:url(data:image/png;base64,{url})}}")
     slots = max(stack.widest() for stack in stacks)
     rules += [f".k{slot} i::after{{background-position:0 calc(var(--r)*-{slot})}}" for slot in range(1, slots)]
     return "\n".join(rules)
 
 
-def style_sizes(stacks: Sequence[Stack], shape: tuple[int, int] | None) -> str:
-    """The size of the heads, and how many layers stand in a band, for each width of the window."""
+def style_sizes(stacks: Sequence[Stack], shape: tuple[int, int] | None, *, beside: int = 1) -> str:
+    """The size of the heads, and how many layers stand in a band, for each width of the window.
+
+    Args:
+        stacks: What stands in the grid.
+        shape: Rows and columns of a map, or None without maps.
+        beside: How many such grids stand beside each other where the window is wide enough.
+    """
     rules: list[str] = []
-    for low, high, width in TIERS:
+    for low, high, full in TIERS:
+        width = full if low < _WIDE else (full - _BETWEEN * (beside - 1)) // beside
         size = PLAIN if shape is None else _choose_size(stacks, width)
         height = size if shape is None else max(8, round(size * shape[0] / shape[1]))
         inner = "".join(_style_stack(stack, width - _LABEL, size, deep=is_deep(stacks)) for stack in stacks)
         until = f" and (max-width:{high}.98px)" if high is not None else ""
-        rules.append(f"@media (min-width:{low}px){until}{{#heads{{--c:{size}px;--r:{height}px}}{inner}}}")
+        rules.append(f"@media (min-width:{low}px){until}{{.heads{{--c:{size}px;--r:{height}px}}{inner}}}")
     return "\n".join(rules)
 
 
@@ -152,9 +158,9 @@ def _style_stack(stack: Stack, width: int, size: int, *, deep: bool) -> str:
     most = max(1, min(across, (room + _GAP) // (size + _GAP)))
     fit = math.ceil(across / math.ceil(across / most))
     gap = _GAP if fit < 2 else max(_GAP, min(_WIDEST_GAP, (room - fit * size) // (fit - 1)))
-    own = f"#g{stack.number}{{--g:{gap}px;--n:{fit}}}"
+    own = f".g{stack.number}{{--g:{gap}px;--n:{fit}}}"
     if deep:
-        own += f"#g{stack.number} .layer:nth-child({fit}n+1){{--mark:block}}"
+        own += f".g{stack.number} .layer:nth-child({fit}n+1){{--mark:block}}"
     return own
 
 
@@ -175,9 +181,3 @@ def _groups(
         place = Place(index=i, address=str(heads[i]), head=heads[i].head, slot=slot)
         groups.setdefault(kv_heads[i] if shared else 0, []).append(place)
     return tuple(tuple(group) for group in groups.values())
-
-
-def seen_cells(shape: tuple[int, int], *, causal: bool) -> list[int]:
-    """Places in a flattened map that are kept: all, or those a head that only looks back can reach."""
-    keep = ~above_diagonal(*shape) if causal else np.ones(shape, dtype=bool)
-    return [int(i) for i in np.flatnonzero(keep)]

@@ -2,15 +2,12 @@
 
 import math
 
+from multihead.measure.role.printed import settle
+
 MISSING = "–"
 SHARES = frozenset({"share"})
-BARE = frozenset({"share", "ratio", "norm", "logit", "weight", "1", ""})
+BARE = frozenset({"share", "ratio", "norm", "logit", "weight", "dimensions", "keys", "1", ""})
 """Units that are not written behind a number: it carries its own, or the title says what it is."""
-
-
-def settle(value: float) -> float:
-    """The value with the six digits the page keeps: what is printed, judged and drawn must be one number."""
-    return float(f"{value:.6g}")
 
 
 def show(value: float, unit: str) -> str:
@@ -35,25 +32,9 @@ def show(value: float, unit: str) -> str:
     return f"−{text}" if value < 0 and text.strip("0.%") else text
 
 
-def round_share(value: float) -> float:
-    """A share as it is printed (in tenths of a per cent), so that a threshold is judged on what the reader sees."""
-    return math.floor(settle(value) * 1000 + 0.5) / 1000
-
-
-def plural(count: int, one: str, many: str | None = None) -> str:
-    """`1 head`, `2 heads`, `1,024 heads`.
-
-    Args:
-        count: How many.
-        one: The noun for one.
-        many: The noun for several; `one` with an s if not given.
-    """
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
-def listing(parts: list[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+def cut(text: str, most: int) -> str:
+    """A text that may be of any length, cut to so many characters."""
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _three_digits(size: float) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multihead.error import MultiheadError
-from multihead.record import CheckupRecord, HeadStatistics, Quantity
+from multihead.record import CheckupRecord, HeadStatistics
 from multihead.record.heads import Array
 
 
@@ -24,25 +24,25 @@ class Part:
     statistics: HeadStatistics
     rows: NDArray[np.int64]
 
-    def has(self, name: str) -> bool:
-        """Whether the part holds this statistic."""
-        return any(q.name == name for q in self.statistics.quantities)
+    def has(self, name: str, *, axes: int | None = None) -> bool:
+        """Whether the part holds this statistic, with so many axes."""
+        return any(q.name == name and axes in (None, len(q.shape)) for q in self.statistics.quantities)
 
     def value(self, name: str) -> Array:
         """Values over all documents, (heads, *shape); NaN where there are none."""
         return self._in_page_order(self.statistics.value(name))
 
-    def spread(self, quantity: Quantity) -> tuple[Array, Array]:
-        """Lowest and highest document of a number, each (heads,); NaN where no document has one."""
-        values = self.statistics.per_document(quantity.name)
-        known = ~np.isnan(values)
-        low = np.where(known, values, np.inf).min(axis=0, initial=np.inf)
-        high = np.where(known, values, -np.inf).max(axis=0, initial=-np.inf)
-        some = known.any(axis=0)
-        return (
-            self._in_page_order(np.where(some, low, np.nan)),
-            self._in_page_order(np.where(some, high, np.nan)),
-        )
+    def interval(self, name: str) -> tuple[Array, Array]:
+        """Ends of the 95 % interval over documents, each (heads, *shape)."""
+        low, high = self.statistics.interval(name)
+        return self._in_page_order(low), self._in_page_order(high)
+
+    def sampling_interval(self, name: str) -> tuple[Array, Array] | None:
+        """Ends of the interval that comes of measuring some rows only; None where every row was measured."""
+        if name not in self.statistics.sampling:
+            return None
+        low, high = self.statistics.sampling_interval(name)
+        return self._in_page_order(low), self._in_page_order(high)
 
     def _in_page_order(self, values: Array) -> Array:
         padded = np.concatenate([values, np.full((1, *values.shape[1:]), np.nan)])
@@ -66,6 +66,6 @@ def parts_of(record: CheckupRecord) -> tuple[Part, ...]:
     for name, statistics in (("texts", record.texts), ("repeats", record.repeats)):
         if statistics is not None:
             place = {address: i for i, address in enumerate(statistics.heads)}
-            rows = np.array([place.get(address, -1) for address in heads])
+            rows = np.array([place.get(address, -1) for address in heads], dtype=np.int64)
             found.append(Part(name=name, statistics=statistics, rows=rows))
     return tuple(found)

@@ -1,75 +1,92 @@
 """What the page's script works with: every number of the record, arrays in eight bits."""
 
-import base64
 import json
-import math
 import re
 from collections.abc import Sequence
 
 import numpy as np
 
+from multihead.measure.role import Judgement
 from multihead.record import CheckupRecord, Quantity
-from multihead.record.heads import Array
 from multihead.report.axis import choose_axis
-from multihead.report.layout import Stack, is_deep, seen_cells
-from multihead.report.number import BARE, show
+from multihead.report.column import Column
+from multihead.report.example import choose_examples, describe
+from multihead.report.layout import Stack, is_deep
+from multihead.report.number import BARE, cut
+from multihead.report.pack import MANY, Maps, ends, floats, pack, pack_maps
 from multihead.report.part import Part
-from multihead.report.rule import Facts
+from multihead.report.speech import Speech
 from multihead.report.sprite import looks_back_only
 
-TOP = 254
-"""Largest step of a packed array; 255 stands for no value."""
 MAP = "pooled_map"
 CHARTS = {
-    MAP: "map",
-    "received": "under the map",
-    "distance_histogram": "bars",
+    "received": "received",
+    "distance_histogram": "profile",
     "offsets": "bars",
     "entropy_by_position": "line",
+    "entropy_by_length": "length",
+    "sink_by_position": "sink",
     "token_class": "list",
+    "similarity": "pairs",
+    "cka": "pairs",
 }
 """How the arrays that are known by name are drawn; others with one axis become bars."""
 BY_DISTANCE = frozenset({"distance_histogram", "offsets"})
 """Arrays along query minus key: drawn with what lies back at the left."""
+LABEL = 60
+"""Characters of the name of an entry that are shown."""
 
 
 def build_payload(
-    record: CheckupRecord, parts: Sequence[Part], stacks: Sequence[Stack], facts: Facts
+    record: CheckupRecord,
+    parts: Sequence[Part],
+    stacks: Sequence[Stack],
+    judgement: Judgement,
+    columns: Sequence[Column],
+    speech: Speech,
+    sink: tuple[str, str],
 ) -> dict[str, object]:
     """The data of the page, ready for JSON.
 
-    `heads` holds `[stack, layer, head, key/value head, rule]`; each part holds its statistics with their scale, their
-    `values`, the `low`est and `high`est document, and the packed arrays.
+    `heads` holds `[stack, layer, head, key/value head, rule, rival]`; `stats` every number with its scale and its
+    packed values and intervals; `arrays` and `map` what was measured on the texts; `examples` the links.
     """
     layer_of = {
         place.index: (stack.number, layer) for stack in stacks for layer in stack.layers for place in layer.places()
     }
     heads = [
-        [layer_of[i][0], address.layer, address.head, record.texts.kv_heads[i], int(facts.rule[i])]
+        [
+            layer_of[i][0],
+            address.layer,
+            address.head,
+            record.texts.kv_heads[i],
+            int(judgement.rule[i]),
+            int(judgement.rival[i]),
+        ]
         for i, address in enumerate(record.texts.heads)
     ]
-    first = facts.strongest()
+    first = judgement.strongest()
+    shown, best = choose_examples(parts, judgement)
+    names = [stack.name for stack in stacks]
     return {
-        "stacks": [{"name": stack.name, "causal": stack.causal, "shared": stack.shared} for stack in stacks],
+        "words": speech.of_script(),
+        "sink": list(sink),
+        "model": cut(record.model.name, 200),
+        "reads": record.reads,
+        "stacks": [{"name": cut(speech.stack(s.name), LABEL), "causal": s.causal, "shared": s.shared} for s in stacks],
         "deep": is_deep(stacks),
         "bare": sorted(BARE),
         "heads": heads,
         "names": [str(address) for address in record.texts.heads],
         "first": first[0][1] if first else 0,
-        "rules": [
-            {
-                "key": rule.key,
-                "word": rule.word,
-                "said": rule.said,
-                "threshold": rule.threshold,
-                "statistics": list(rule.statistics),
-                "part": rule.part,
-                "values": _digits(facts.value[:, i]) if i < facts.value.shape[1] else None,
-            }
-            for i, rule in enumerate(facts.rules)
-        ],
-        "quiet": [int(i) for i in np.flatnonzero(facts.quiet)],
-        "parts": {part.name: _part(part, parts) for part in parts},
+        "rules": _rules(judgement),
+        "quiet": [int(i) for i in np.flatnonzero(judgement.quiet)],
+        "twins": [list(pair) for pair in judgement.twins],
+        "stats": _stats(columns, speech),
+        "map": _map(parts[0], many=len(heads) > MANY),
+        "arrays": {q.name: _array(q, parts[0], speech) for q in parts[0].statistics.quantities if len(q.shape) == 1},
+        "examples": [describe(one, names) for one in shown],
+        "best": best,
     }
 
 
@@ -79,83 +96,90 @@ def to_json(payload: dict[str, object]) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def pack(values: Array, *, keep: Sequence[int] | None = None) -> dict[str, object]:
-    """An array a head in eight bits: v = low + (high - low) * (q / 254)^power, 255 for no value.
+def maps_of(texts: Part) -> Maps | None:
+    """The average maps of a part, with what is known of the sink in them."""
+    if not texts.has(MAP, axes=2):
+        return None
+    plain = texts.value(MAP)
+    content = texts.value(f"{MAP}_content") if texts.has(f"{MAP}_content", axes=2) else None
+    sink = texts.value("sink_by_position") if texts.has("sink_by_position", axes=1) else None
+    if content is None or content.shape != plain.shape or sink is None or sink.shape != plain.shape[:2]:
+        return Maps(plain=plain, content=None, sink=None)
+    return Maps(plain=plain, content=content, sink=sink)
 
-    Args:
-        values: (heads, *shape).
-        keep: Places of the flattened shape that are stored; None for all.
 
-    Returns:
-        `low`, `high`, `power` (2 where nothing is negative, so that small weights keep their digits), `data` in base64.
-    """
-    flat = values.reshape(len(values), -1)
-    flat = flat if keep is None else flat[:, list(keep)]
-    known = np.isfinite(flat)
-    power = 1 if (flat[known] < 0).any() else 2
-    low = float(flat[known].min()) if power == 1 else 0.0
-    high = float(flat[known].max()) if known.any() else 0.0
-    span = high - low
-    part = np.where(known, (flat - low) / span if span > 0 else 0.0, 0.0)
-    steps = np.where(known, np.rint(np.clip(part, 0.0, 1.0) ** (1 / power) * TOP), TOP + 1).astype(np.uint8)
+def _rules(judgement: Judgement) -> list[dict[str, object]]:
+    told: list[dict[str, object]] = []
+    for i, rule in enumerate(judgement.rules):
+        reading = judgement.readings[i] if i < len(judgement.readings) else None
+        facts: dict[str, object] = {"key": rule.key, "threshold": rule.threshold, "part": rule.part}
+        if reading is not None:
+            facts |= {
+                "aside": reading.aside,
+                "values": floats(reading.value),
+                "even": None if np.isnan(reading.even).all() else floats(reading.even),
+                "ends": ends(reading.low, reading.high),
+            }
+        told.append(facts)
+    return told
+
+
+def _stats(columns: Sequence[Column], speech: Speech) -> list[dict[str, object]]:
+    by_name: dict[str, list[Column]] = {}
+    for column in columns:
+        by_name.setdefault(column.quantity.name, []).append(column)
+    told: list[dict[str, object]] = []
+    for column in columns:
+        q = column.quantity
+        # Parts are drawn on one scale, so that they can be compared.
+        axis = choose_axis(q, np.concatenate([same.values for same in by_name[q.name]]))
+        told.append(
+            {
+                "id": column.id,
+                "part": column.part,
+                "name": q.name,
+                "title": cut(column.title, 200),
+                "short": cut(column.short, LABEL),
+                "unit": q.unit,
+                "word": cut(speech.unit(q.unit), LABEL),
+                "kind": axis.kind,
+                "low": axis.low,
+                "high": axis.high,
+                "ticks": list(axis.ticks),
+                "values": floats(column.values),
+                "ends": ends(column.low, column.high),
+                "sampled": None if column.sampled is None else ends(*column.sampled),
+                "of": q.content_of,
+                "even": q.even,
+                "first": column.first,
+                "lines": list(column.thresholds),
+            }
+        )
+    return told
+
+
+def _map(texts: Part, *, many: bool) -> dict[str, object] | None:
+    maps = maps_of(texts)
+    if maps is None:
+        return None
+    maps = maps.pooled() if many else maps
+    return pack_maps(maps, causal=looks_back_only(maps.plain))
+
+
+def _array(quantity: Quantity, part: Part, speech: Speech) -> dict[str, object]:
+    stem = quantity.content_of or quantity.name
+    distance = stem in BY_DISTANCE
     return {
-        "low": low,
-        "high": high,
-        "power": power,
-        "data": base64.b64encode(steps.tobytes()).decode(),
-    }
-
-
-def _part(part: Part, parts: Sequence[Part]) -> dict[str, object]:
-    scalars = part.statistics.scalars()
-    values: dict[str, object] = {}
-    spread: dict[str, object] = {}
-    for quantity in scalars:
-        values[quantity.name] = _digits(part.value(quantity.name))
-        if len(part.statistics.documents) > 1:
-            spread[quantity.name] = [_digits(ends, 3) for ends in part.spread(quantity)]
-    return {
-        "documents": len(part.statistics.documents),
-        "quantities": [_quantity(q, parts) for q in scalars],
-        "values": values,
-        "spread": spread,
-        "arrays": {q.name: _array(q, part) for q in part.statistics.quantities if _is_drawn(q)},
-    }
-
-
-def _quantity(quantity: Quantity, parts: Sequence[Part]) -> dict[str, object]:
-    both = np.concatenate([part.value(quantity.name) for part in parts if part.has(quantity.name)])
-    axis = choose_axis(quantity, both)
-    return {
-        "name": quantity.name,
-        "title": quantity.title,
+        "title": cut(speech.title(quantity), 200),
         "unit": quantity.unit,
-        "kind": axis.kind,
-        "low": axis.low,
-        "high": axis.high,
-        "ticks": list(axis.ticks),
-    }
-
-
-def _is_drawn(quantity: Quantity) -> bool:
-    return len(quantity.shape) == 1 or (quantity.name == MAP and len(quantity.shape) == 2)
-
-
-def _array(quantity: Quantity, part: Part) -> dict[str, object]:
-    values = part.value(quantity.name)
-    keep = None
-    if quantity.name == MAP and looks_back_only(values):
-        keep = seen_cells((quantity.shape[0], quantity.shape[1]), causal=True)
-    return {
-        "title": quantity.title,
-        "unit": quantity.unit,
-        "shape": list(quantity.shape),
-        "labels": list(quantity.labels),
-        "chart": CHARTS.get(quantity.name, "bars"),
-        "distance": quantity.name in BY_DISTANCE,
-        "flip": quantity.name in BY_DISTANCE and _runs_from_ahead(quantity.labels),
-        "lower": keep is not None,
-    } | pack(values, keep=keep)
+        "word": cut(speech.unit(quantity.unit), LABEL),
+        "size": quantity.shape[0],
+        "labels": [cut(label if distance else speech.label(label), LABEL) for label in quantity.labels],
+        "chart": CHARTS.get(stem, "pairs" if quantity.pairs else "bars"),
+        "of": quantity.content_of,
+        "distance": distance,
+        "flip": distance and _runs_from_ahead(quantity.labels),
+    } | pack(part.value(quantity.name))
 
 
 def _runs_from_ahead(labels: Sequence[str]) -> bool:
@@ -165,15 +189,3 @@ def _runs_from_ahead(labels: Sequence[str]) -> bool:
     found = [re.search(r"[-−]?\d+", label) for label in labels]
     distances = [int(match[0].replace("−", "-")) for match in found if match]
     return len(distances) < 2 or distances[0] < distances[-1]
-
-
-def _digits(values: Array, digits: int = 6) -> list[int | float | str | None]:
-    """Numbers for JSON; infinity, which JSON lacks, as the text that is printed."""
-    found: list[int | float | str | None] = []
-    for value in values.tolist():
-        if math.isfinite(value):
-            rounded = float(f"{value:.{digits}g}")
-            found.append(int(rounded) if rounded.is_integer() else rounded)
-        else:
-            found.append(None if math.isnan(value) else show(value, ""))
-    return found

@@ -1,30 +1,29 @@
 """One record in, one page out: a single file that asks the network for nothing."""
 
-import base64
-import functools
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.resources import files
 
-import numpy as np
-from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
+from multihead.measure.role import QUIET, TWINS, Judgement, judge
 from multihead.record import CheckupRecord, Quantity
-from multihead.record.heads import Array
+from multihead.report.column import Column, columns_of
 from multihead.report.layout import arrange, is_deep, style_pictures, style_sizes
-from multihead.report.number import MISSING, plural, show
+from multihead.report.number import MISSING, cut, show
 from multihead.report.part import Part, parts_of
-from multihead.report.payload import MAP, build_payload, to_json
-from multihead.report.rule import QUIET, Facts, Rule, find_facts
+from multihead.report.payload import build_payload, maps_of, to_json
+from multihead.report.shell import SCRIPTS, Cell, join_scripts, page_file, policy, template
+from multihead.report.speech import Speech, load_speech
 from multihead.report.words import (
+    describe_left,
+    describe_measured,
     describe_parameters,
     describe_shape,
-    describe_texts,
     gather_notes,
+    name_sink,
+    pick_starts,
     warn_interrupted,
-    write_quiet,
+    write_rules,
+    write_second,
     write_sentence,
 )
 
@@ -32,22 +31,7 @@ DOCUMENTS_NAMED = 40
 """Documents named at the foot of the page before the rest is only counted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """One column of the table.
-
-    Args:
-        part: Name of the part it belongs to.
-        quantity: The statistic.
-        cells: Printed values, one a head.
-    """
-
-    part: str
-    quantity: Quantity
-    cells: tuple[str, ...]
-
-
-def render_page(record: CheckupRecord) -> str:
+def render_page(record: CheckupRecord, *, lang: str = "en") -> str:
     """The page of a checkup: HTML with its style, script and data inside.
 
     The same record gives the same bytes. Its content security policy lets it load nothing
@@ -55,113 +39,88 @@ def render_page(record: CheckupRecord) -> str:
 
     Args:
         record: What was measured; nothing else is looked at.
+        lang: Language of the interface: `"en"` or `"zh"`. What was measured stays in its own words.
 
     Returns:
         The text of one HTML file, at most 150 kB + 5.5 kB a head.
 
     Raises:
-        MultiheadError: The record has no heads.
+        MultiheadError: The record has no heads, or there is no such language.
 
     Example:
         `Path("index.html").write_text(render_page(load_checkup(folder)), encoding="utf-8")`
     """
+    speech = load_speech(lang)
     parts = parts_of(record)
-    texts = parts[0]
-    maps = _maps(texts)
-    stacks = arrange(record.texts.heads, record.texts.kv_heads, maps)
-    facts = find_facts(parts)
-    shape = None if maps is None else (maps.shape[1], maps.shape[2])
-    style = "\n".join((_page_file("page.css"), style_sizes(stacks, shape), style_pictures(stacks, maps)))
-    script = _page_file("page.js")
-    columns, scalars = _columns(parts), _scalars(parts)
-    return _template().render(
+    maps = maps_of(parts[0])
+    plain = None if maps is None else maps.plain
+    stacks = arrange(record.texts.heads, record.texts.kv_heads, plain)
+    judgement = judge(record)
+    columns = columns_of(parts, judgement, speech, reads=record.reads)
+    sink = name_sink(record, speech)
+    sink = (cut(sink[0], 80), cut(sink[1], 80))
+    shape = None if plain is None else (plain.shape[1], plain.shape[2])
+    style = "\n".join((page_file("page.css"), style_sizes(stacks, shape), style_pictures(stacks, plain)))
+    script = join_scripts(*SCRIPTS)
+    tabled = [column for column in columns if column.first]
+    starts = pick_starts(judgement, parts, speech)
+    return template("page.html.jinja").render(
+        w=speech,
         record=record,
+        model=cut(record.model.name, 200),
         stacks=stacks,
         deep=is_deep(stacks),
-        facts=facts,
-        head_rules=[facts.rules[i] for i in facts.rule],
-        quiet=[bool(q) for q in facts.quiet],
-        rule_rows=_rule_rows(facts),
-        start=[(rule.word, str(record.texts.heads[i])) for rule, i in facts.strongest()],
-        shape=describe_shape(stacks, record.model),
-        parameters=describe_parameters(record.model.parameters),
-        measured=describe_texts(record.texts),
-        sentence=write_sentence(facts),
-        writes=write_quiet(facts),
-        notes=gather_notes(parts),
-        warning=warn_interrupted(record),
+        judgement=judgement,
+        heads=_cells(record, judgement, speech),
+        rule_rows=write_rules(judgement, sink[0], speech),
+        start=[(str(record.texts.heads[head]), why) for head, why in starts],
+        shape=describe_shape(stacks, record.model, speech),
+        parameters=describe_parameters(record.model.parameters, speech),
+        measured=describe_measured(record.texts, record.reads, speech),
+        sentence=write_sentence(judgement, sink[0], speech),
+        second=write_second(judgement, speech),
+        notes=gather_notes(parts, speech),
+        warning=warn_interrupted(record, speech),
         parts=parts,
-        scalars=scalars,
-        offered=[(q, where) for q, where in scalars if _is_known(q, parts)],
-        arrays=list({q.name: q for part in parts for q in part.statistics.quantities if q.shape}.values()),
-        columns=columns,
-        has_maps=maps is not None,
+        offered=[column for column in columns if column.known() and not column.quantity.content_of],
+        tabled=tabled,
+        cells=[_printed(column) for column in tabled],
+        formulas=_formulas(parts, speech),
+        sink=sink,
+        can_set_aside=any(q.content_of for q in parts[0].statistics.quantities),
+        has_maps=plain is not None,
+        has_distances=plain is not None and parts[0].has("distance_histogram", axes=1),
         missing=MISSING,
         quiet_below=QUIET,
+        alike_from=TWINS,
+        left=describe_left(),
         named=DOCUMENTS_NAMED,
-        plural=plural,
         style=Markup(style),
-        script=Markup(script),
-        data=Markup(to_json(build_payload(record, parts, stacks, facts))),
-        policy=_policy(style, script),
+        script=script,
+        data=Markup(to_json(build_payload(record, parts, stacks, judgement, columns, speech, sink))),
+        policy=policy(style, script),
     )
 
 
-def _maps(texts: Part) -> Array | None:
-    if not texts.has(MAP) or len(texts.statistics.quantity(MAP).shape) != 2:
-        return None
-    return texts.value(MAP)
-
-
-def _scalars(parts: Sequence[Part]) -> list[tuple[Quantity, str]]:
-    """Every number of any part once, with the names of the parts that hold it."""
-    found: dict[str, tuple[Quantity, list[str]]] = {}
-    for part in parts:
-        for quantity in part.statistics.scalars():
-            found.setdefault(quantity.name, (quantity, []))[1].append(part.name)
-    return [(quantity, " ".join(names)) for quantity, names in found.values()]
-
-
-def _is_known(quantity: Quantity, parts: Sequence[Part]) -> bool:
-    """Whether any head has a value: what has none cannot colour the grid."""
-    return any(not np.isnan(part.value(quantity.name)).all() for part in parts if part.has(quantity.name))
-
-
-def _columns(parts: Sequence[Part]) -> list[Column]:
+def _cells(record: CheckupRecord, judgement: Judgement, speech: Speech) -> list[Cell]:
     return [
-        Column(
-            part=part.name,
-            quantity=quantity,
-            cells=tuple(show(float(v), quantity.unit) for v in part.value(quantity.name)),
+        Cell(
+            address=str(address),
+            key=judgement.rules[place].key,
+            word=speech(f"role.{judgement.rules[place].key}"),
+            marks=" quiet" if quiet else "",
         )
-        for part in parts
-        for quantity in part.statistics.scalars()
+        for address, place, quiet in zip(
+            record.texts.heads, judgement.rule.tolist(), judgement.quiet.tolist(), strict=True
+        )
     ]
 
 
-def _rule_rows(facts: Facts) -> list[tuple[Rule, int | None]]:
-    """Every rule with its count; None where the record lacks its statistic."""
-    counts: list[tuple[Rule, int | None]] = list(zip(facts.rules, facts.counts(), strict=True))
-    return counts[:-1] + [(rule, None) for rule in facts.unread] + counts[-1:]
+def _printed(column: Column) -> tuple[str, ...]:
+    return tuple(show(float(v), column.quantity.unit) for v in column.values)
 
 
-def _policy(style: str, script: str) -> str:
-    return (
-        "default-src 'none'; img-src data:; "
-        f"style-src '{_digest(style)}'; script-src '{_digest(script)}'; base-uri 'none'; form-action 'none'"
-    )
-
-
-def _digest(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode()
-
-
-@functools.cache
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_page_file("page.html.jinja"))
-
-
-@functools.cache
-def _page_file(name: str) -> str:
-    return (files("multihead.report") / "page" / name).read_text(encoding="utf-8")
+def _formulas(parts: Sequence[Part], speech: Speech) -> list[tuple[str, Quantity]]:
+    """Every statistic of any part once, numbers before arrays, with its title."""
+    found = {q.name: q for part in parts for q in part.statistics.quantities}
+    return [(speech.title(q), q) for q in sorted(found.values(), key=lambda q: bool(q.shape))]

@@ -1,16 +1,24 @@
-"""The words above the grid: what was measured, the facts as one sentence, and what the reader must know."""
+"""The words above the grid: what was measured, what heads look like as one sentence, what the reader must know."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import numpy as np
+
+from multihead.measure.role import LEFT, NONE, QUIET, TWINS, Judgement, Rule
 from multihead.record import CheckupRecord, HeadStatistics, ModelFacts
 from multihead.report.layout import Stack
-from multihead.report.number import listing, plural
+from multihead.report.number import cut
 from multihead.report.part import Part
-from multihead.report.rule import NONE, QUIET, Facts
+from multihead.report.speech import Speech
 
 SHOWN = 6
 """Addresses named in one note before the rest is only counted."""
+STARTS = 7
+"""Heads named to start with."""
+OTHERS = frozenset({"rest", "near", "wide", "none"})
+"""What is no job: told in the second half of the sentence."""
+_PAIRS = (("[CLS]", "[SEP]"), ("<s>", "</s>"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +27,7 @@ class Phrase:
 
     Args:
         before: What joins it to the phrase before.
-        key: Names the colour.
+        key: Names the colour and the filter.
         count: How many heads.
         text: The predicate.
     """
@@ -45,95 +53,198 @@ class Notice:
     text: str
 
 
-def describe_shape(stacks: Sequence[Stack], model: ModelFacts) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleRow:
+    """One line of "how the words are decided"."""
+
+    key: str
+    word: str
+    count: int | None
+    text: str
+
+
+def name_sink(record: CheckupRecord, speech: Speech) -> tuple[str, str]:
+    """What the sink of this model is, in a sentence and in a list."""
+    if record.reads in ("images", "audio"):
+        return speech(f"sink.{record.reads}"), speech(f"sink.short.{record.reads}")
+    special = record.model.special_tokens
+    for a, b in _PAIRS:
+        if a in special and b in special and not record.model.causal:
+            return speech("sink.pair", a=a, b=b), speech("sink.short.pair", a=a, b=b)
+    kind = "first" if record.model.causal else "special"
+    return speech(f"sink.{kind}"), speech(f"sink.short.{kind}")
+
+
+def describe_shape(stacks: Sequence[Stack], model: ModelFacts, speech: Speech) -> str:
     """`6 layers × 12 heads, looks both ways`; several stacks are named one by one."""
     if len(stacks) > 1:
-        return "; ".join(f"{stack.name or 'self'} {_layers_by_heads(stack)}" for stack in stacks)
+        return "; ".join(f"{speech.stack(cut(s.name, 80))} {_layers_by_heads(s, speech)}" for s in stacks)
     stack = stacks[0]
-    facts = [_layers_by_heads(stack)]
+    facts = [_layers_by_heads(stack, speech)]
     if stack.shared:
-        facts.append(f"sharing {plural(stack.key_values(), 'key and value head')} a layer")
+        facts.append(speech.count("count.kv", stack.key_values()))
     if model.causal is not None:
-        facts.append("looks back only" if model.causal else "looks both ways")
-    return ", ".join(facts)
+        facts.append(speech("causal" if model.causal else "both"))
+    return speech("comma").join(facts)
 
 
-def describe_texts(statistics: HeadStatistics) -> str:
+def describe_measured(statistics: HeadStatistics, reads: str, speech: Speech) -> str:
     """`6 documents, 2,119 tokens`."""
+    noun = {"images": "image", "audio": "recording"}.get(reads, "document")
     tokens = sum(document.tokens for document in statistics.documents)
-    return f"{plural(len(statistics.documents), 'document')}, {plural(tokens, 'token')}"
+    told = speech.count(f"count.{noun}", len(statistics.documents))
+    return told + speech("comma") + speech.count("count.token", tokens)
 
 
-def describe_parameters(count: int) -> str:
+def describe_parameters(count: int, speech: Speech) -> str:
     """`22.7 M parameters`."""
     for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
         if count >= size:
-            return f"{count / size:.3g} {letter} parameters"
-    return plural(count, "parameter")
+            return speech("count.parameter.other", n=f"{count / size:.3g} {letter}")
+    return speech.count("count.parameter", count)
 
 
-def write_sentence(facts: Facts) -> list[Phrase]:
-    """The phrases of the first sentence, rules without a head left out; the whole ends with a full stop."""
-    told = [(rule, n) for rule, n in zip(facts.rules, facts.counts(), strict=True) if n]
+def write_sentence(found: Judgement, sink: str, speech: Speech) -> list[Phrase]:
+    """The phrases of the first sentence, jobs first and the others after; rules without a head are left out."""
+    told = [(rule, n) for rule, n in zip(found.rules, found.counts(), strict=True) if n]
+    jobs = [pair for pair in told if pair[0].key not in OTHERS]
+    others = [pair for pair in told if pair[0].key in OTHERS]
     phrases: list[Phrase] = []
-    for i, (rule, n) in enumerate(told):
-        before = "" if i == 0 else " and " if i == len(told) - 1 else ", "
-        phrases.append(Phrase(before=before, key=rule.key, count=n, text=rule.one if n == 1 else rule.many))
-    if len(phrases) == 1 and phrases[0].key == NONE.key:
-        phrases = [
-            replace(phrases[0], text=f"{'meets' if phrases[0].count == 1 else 'meet'} none of the thresholds below")
-        ]
+    for group in (jobs, others):
+        for i, (rule, n) in enumerate(group):
+            last = i == len(group) - 1
+            before = "" if not phrases else speech("others") if i == 0 else speech("and" if last else "comma")
+            text = speech(f"role.{rule.key}.{'one' if n == 1 else 'other'}", sink=sink)
+            phrases.append(Phrase(before=before, key=rule.key, count=n, text=text))
     return phrases
 
 
-def write_quiet(facts: Facts) -> Phrase | None:
-    """How many heads write little, where the output was measured."""
-    if not facts.ratio_known:
-        return None
-    n = int(facts.quiet.sum())
-    text = (
-        f"write less than {QUIET} of their layer's mean" if n > 1 else f"writes less than {QUIET} of its layer's mean"
-    )
-    return Phrase(before="", key="quiet", count=n, text=text)
+def write_second(found: Judgement, speech: Speech) -> list[Phrase]:
+    """The second sentence: how many write little, look like a neighbour, are near a threshold."""
+    counts: list[tuple[str, int]] = []
+    if found.ratio_known:
+        counts.append(("quiet", int(found.quiet.sum())))
+    if found.twins_known:
+        counts.append(("twin", len({head for pair in found.twins for head in pair})))
+    unsure = int((found.rival >= 0).sum())
+    if unsure:
+        counts.append(("unsure", unsure))
+    # What no head does is told first, without a number: "None writes little; 11 look like a neighbour."
+    phrases: list[Phrase] = []
+    for key, n in counts:
+        form = "one" if n == 1 else "other" if n else "none"
+        text = speech(f"{key}.{form}")
+        phrases.append(Phrase(before=speech("tail") if phrases else "", key=key, count=n, text=text))
+    return phrases
 
 
-def gather_notes(parts: Sequence[Part]) -> list[Notice]:
+def pick_starts(found: Judgement, parts: Sequence[Part], speech: Speech) -> list[tuple[int, str]]:
+    """Heads to start with, picked by the numbers, each with why."""
+    picked = [(head, rule.key) for rule, head in found.strongest() if rule.key not in ("near", "wide")]
+    idle = _looks_idle(found)
+    if idle is not None:
+        picked.append((idle, "idle"))
+    texts = parts[0]
+    if found.ratio_known:
+        ratio = texts.value("output_ratio")
+        if np.isfinite(ratio).any():
+            picked.append((int(np.nanargmin(ratio)), "quiet"))
+    picked += [(head, rule.key) for rule, head in found.strongest() if rule.key in ("near", "wide")]
+    seen: set[int] = set()
+    out: list[tuple[int, str]] = []
+    for head, why in picked:
+        if head not in seen and len(out) < STARTS:
+            seen.add(head)
+            out.append((head, speech(f"start.{why}")))
+    return out
+
+
+def write_rules(found: Judgement, sink: str, speech: Speech) -> list[RuleRow]:
+    """How each word is decided, with its count; None where the record lacks its statistic."""
+    counts = dict(zip((rule.key for rule in found.rules), found.counts(), strict=True))
+    aside_of = {rule.key: r.aside for rule, r in zip(found.rules, found.readings, strict=False)}
+    rows = [
+        RuleRow(
+            key=rule.key,
+            word=speech(f"role.{rule.key}"),
+            count=counts.get(rule.key),
+            text=_explain(rule, sink, speech, aside=aside_of.get(rule.key, False)),
+        )
+        for rule in (*found.rules[:-1], *found.unread, NONE)
+    ]
+    aside = speech("rule.aside", sink=sink)
+    more = [
+        ("quiet", found.ratio_known, int(found.quiet.sum()), QUIET),
+        ("twin", found.twins_known, len({h for pair in found.twins for h in pair}), TWINS),
+        ("unsure", True, int((found.rival >= 0).sum()), None),
+    ]
+    for key, known, count, threshold in more:
+        text = speech(f"rule.{key}.said", t=threshold, aside=aside)
+        rows.append(RuleRow(key=key, word=speech(f"rule.{key}"), count=count if known else None, text=text))
+    return rows
+
+
+def describe_left() -> str:
+    """The share under which nothing is read from what is off the sink."""
+    return f"{LEFT * 100:.0f}%"
+
+
+def gather_notes(parts: Sequence[Part], speech: Speech) -> list[Notice]:
     """All notes of the record; those that differ only in the head are told once, with the heads named or counted."""
     grouped: dict[tuple[str, str, str], list[str]] = {}
     for part in parts:
-        titles = {q.name: q.title for q in part.statistics.quantities}
+        titles = {q.name: speech.title(q) for q in part.statistics.quantities}
         for note in part.statistics.notes:
             key = (part.name, titles.get(note.quantity, note.quantity), note.text)
             grouped.setdefault(key, []).append(note.about)
     told: dict[tuple[str, str, str], list[str]] = {}
     for (part_name, title, text), abouts in grouped.items():
-        about = _name_some([a for a in dict.fromkeys(abouts) if a])
+        about = _name_some([a for a in dict.fromkeys(abouts) if a], speech)
         told.setdefault((about, title, text), []).append(part_name)
     everywhere = len(parts)
     return [
-        Notice(about=about, quantity=title, text=text if len(names) == everywhere else f"{text} (on the {names[0]})")
+        Notice(
+            about=about,
+            quantity=title,
+            text=text if len(names) == everywhere else speech("note.on", text=text, part=speech(f"part.{names[0]}")),
+        )
         for (about, title, text), names in told.items()
     ]
 
 
-def warn_interrupted(record: CheckupRecord) -> str:
+def warn_interrupted(record: CheckupRecord, speech: Speech) -> str:
     """The line that says that the run did not finish, or `""`."""
     if record.complete:
         return ""
-    measured = describe_texts(record.texts)
-    return f"This run was interrupted: the page shows what was measured until then, {measured}."
+    return speech("interrupted", measured=describe_measured(record.texts, record.reads, speech))
 
 
-def _layers_by_heads(stack: Stack) -> str:
+def _explain(rule: Rule, sink: str, speech: Speech, *, aside: bool) -> str:
+    added = speech("rule.aside", sink=sink) if aside else ""
+    return speech(f"rule.{rule.key}", t=f"{rule.threshold * 100:.0f}%", sink=sink, aside=added)
+
+
+def _looks_idle(found: Judgement) -> int | None:
+    """The head that rests most on the texts and yet continues repeats."""
+    keys = [rule.key for rule in found.rules]
+    if "induction" not in keys or "rest" not in keys:
+        return None
+    rest = found.readings[keys.index("rest")].value
+    mine = np.where((found.rule == keys.index("induction")) & (rest >= 0.5), rest, -np.inf)
+    return int(mine.argmax()) if np.isfinite(mine.max(initial=-np.inf)) else None
+
+
+def _layers_by_heads(stack: Stack, speech: Speech) -> str:
     layers, widest = len(stack.layers), stack.widest()
+    told = speech.count("count.layer", layers)
     if layers * widest == stack.heads():
-        return f"{plural(layers, 'layer')} × {plural(widest, 'head')}"
-    return f"{plural(layers, 'layer')}, {plural(stack.heads(), 'head')} in all"
+        return f"{told} × {speech.count('count.head', widest)}"
+    return told + speech("comma") + speech("all", n=speech.count("count.head", stack.heads()))
 
 
-def _name_some(abouts: list[str]) -> str:
+def _name_some(abouts: list[str], speech: Speech) -> str:
     if not abouts:
         return ""
     if len(abouts) <= SHOWN:
-        return listing(abouts)
-    return ", ".join(abouts[:SHOWN]) + f" and {len(abouts) - SHOWN:,} more"
+        return speech.listing(abouts)
+    return speech("comma").join(abouts[:SHOWN]) + " " + speech.count("count.more", len(abouts) - SHOWN)

@@ -4,8 +4,8 @@ import math
 
 
 def settle(value: float) -> float:
-    """The value with the six digits that are kept: what is printed, judged and drawn must be one number."""
-    return float(f"{value:.6g}")
+    """The value with the five digits that are kept: what is printed, judged and drawn must be one number."""
+    return float(f"{value:.5g}")
 
 
 def round_share(value: float) -> float:
