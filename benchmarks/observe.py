@@ -43,13 +43,15 @@ PLAIN, MATRICES = "plain sdpa", "output_attentions"
 PACKAGES = ("multihead", "torch", "transformers", "numpy")
 HERE = Path(__file__).parent
 POLL_S = 0.02
+FINAL = re.compile(r"done|(not run: )?out of")
+"""Outcomes that another run would not change."""
 
 
 def main():
     options = parse()
     python = peers.make(options.make_peers.absolute()) if options.make_peers else options.peers
     told = json.loads(options.json.read_text()) if (options.resume or options.show) and options.json.exists() else {}
-    cells = {key_of(cell): cell for cell in told.get("cells", [])}
+    cells = {key_of(cell): cell for cell in told.get("cells", []) if options.show or FINAL.match(cell["outcome"])}
     if options.show:
         show(told.get("about", {}), list(cells.values()))
         return
