@@ -131,7 +131,9 @@ def _read(named: Mapping[str, list[Path] | None]) -> Material | None:
     given = {name: paths for name, paths in named.items() if paths is not None}
     if len(given) > 1:
         raise MultiheadError(
-            asked="one kind of thing to read", arrived=f"--{' and --'.join(given)}", remedy="name texts, pictures or sound"
+            asked="one kind of thing to read",
+            arrived=f"--{' and --'.join(given)}",
+            remedy="name texts, pictures or sound",
         )
     for name, paths in given.items():
         if not paths:

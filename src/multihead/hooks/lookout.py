@@ -59,7 +59,7 @@ class Lookout(TorchFunctionMode):
         super().__enter__()
         return self
 
-    def __exit__(self, *failure: Any) -> None:
+    def __exit__(self, *failure: object) -> None:
         super().__exit__(*failure)
         RUNNING.inner.pop()
         if self not in RUNNING.inner:

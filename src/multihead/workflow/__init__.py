@@ -6,4 +6,14 @@ from multihead.workflow.opening import OpenedModel, open_model
 from multihead.workflow.plan import Material
 from multihead.workflow.report import Report, load_checkup
 
-__all__ = ["Compared", "Material", "OpenedModel", "Progress", "Report", "checkup", "compare", "load_checkup", "open_model"]
+__all__ = [
+    "Compared",
+    "Material",
+    "OpenedModel",
+    "Progress",
+    "Report",
+    "checkup",
+    "compare",
+    "load_checkup",
+    "open_model",
+]

@@ -141,9 +141,7 @@ class _Checking:
                 document = course.documents[course.batches[batch].document[0]]
                 self.report(Progress(done=self.done, total=self.total, doing=document.name))
 
-        run = Run(
-            rows=self.rows, journal=None if self.journal is None else self.journal / course.name, on_batch=tell
-        )
+        run = Run(rows=self.rows, journal=None if self.journal is None else self.journal / course.name, on_batch=tell)
         try:
             statistics = observe(
                 course.model,

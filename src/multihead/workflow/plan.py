@@ -169,9 +169,7 @@ def _plan_media(opened: OpenedModel, material: Any, reads: Reads) -> Plan:
         heard = opened.sounds if opened.sounds is not None else sound_facts(opened.model)
         encoded = encode_sounds(opened.model, heard, material, tokenizer=opened.tokenizer)
     notes = tuple(Note(about="", quantity="", text=remark) for remark in encoded.remarks)
-    course = _course(
-        "texts", encoded.model, encoded, classes=encoded.classes, targets=encoded.targets, notes=notes
-    )
+    course = _course("texts", encoded.model, encoded, classes=encoded.classes, targets=encoded.targets, notes=notes)
     return Plan(reads=reads, courses=(course,), limit=None, settings={})
 
 
