@@ -34,6 +34,7 @@ from multihead.workflow.sounds import encode_sounds
 COPIES, SHORTEST_BLOCK, LONGEST_BLOCK = 4, 4, 60
 
 Reads = Literal["text", "images", "audio"]
+_KINDS: Mapping[type, Reads] = {str: "text", Text: "text", Picture: "images", Sound: "audio"}
 Material = Sequence[Text | str] | Sequence[Picture] | Sequence[Sound]
 """What a checkup reads: texts, pictures or recordings."""
 
@@ -124,8 +125,7 @@ def _told(material: Material | None) -> Reads | None:
             arrived=f"one string of {len(material)} characters",
             remedy="wrap it in a list: [text]",
         )
-    kinds: dict[type, Reads] = {str: "text", Text: "text", Picture: "images", Sound: "audio"}
-    found = {kinds.get(type(one)) for one in material or ()}
+    found = {_KINDS.get(type(one)) for one in material or ()}
     if len(found) > 1 or None in found:
         names = sorted({type(one).__name__ for one in material or ()})
         raise MultiheadError(
@@ -136,7 +136,9 @@ def _told(material: Material | None) -> Reads | None:
     return next(iter(found), None)
 
 
-def _plan_text(opened: OpenedModel, material: Any, *, max_length: int | None, repeats: int) -> Plan:
+def _plan_text(
+    opened: OpenedModel, material: Sequence[Text | str] | None, *, max_length: int | None, repeats: int
+) -> Plan:
     model, tokenizer = opened.model, opened.tokenizer
     check_reads_tokens(model)
     if tokenizer is None:
@@ -148,7 +150,7 @@ def _plan_text(opened: OpenedModel, material: Any, *, max_length: int | None, re
     limits = length_limits(model, tokenizer)
     length = checked_length(max_length, limits)
     given = material if material is not None else opened.texts if opened.texts is not None else default_texts()
-    texts = [text if isinstance(text, Text) else Text(f"text {i}", text) for i, text in enumerate(given)]
+    texts = [Text(f"text {i}", text) if isinstance(text, str) else text for i, text in enumerate(given)]
     classes = token_classes(tokenizer)
     reading = encode_texts(model, tokenizer, texts, max_length=length)
     stimulus = _stimulus(model, tokenizer, runs=repeats, max_length=length)
