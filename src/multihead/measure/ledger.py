@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from multihead.attend import Softmax
@@ -34,37 +35,45 @@ class Ledger:
 
     Args:
         quantities: What is measured.
+        samples: Whether rows may be left out.
     """
 
-    def __init__(self, quantities: Sequence[Quantity]) -> None:
+    def __init__(self, quantities: Sequence[Quantity], *, samples: bool = False) -> None:
         self.quantities = tuple(quantities)
         self.sheet: Sheet = {}
         self.keeps_units = True
+        self._samples = samples
         self._folds = {quantity.name: quantity.fold for quantity in quantities}
         self._scalars = [quantity.name for quantity in quantities if quantity.shape == ()]
         self._books: Sheet = {}
         self._left_out: dict[int, dict[str, Remark]] = {}
 
-    def add(self, scene: Scene, blocks: Iterable[Block]) -> None:
+    def add(self, scene: Scene, blocks: Iterable[Block], *, as_one: bool = False) -> None:
         """Enter one call on the sheet.
 
         Args:
             scene: The call.
             blocks: What its blocks bring, in order.
+            as_one: Whether all of them together are one unit.
         """
         problem = scene.problem
         book = self.sheet.setdefault(scene.call.site, Book(problem.heads, problem.group))
         pages = [book.page(document) for document in scene.documents]
         taken: Mapping[str, Contribution | Missing] = {}
+        units: list[Unit] = []
+        spread: dict[str, Tensor] = {}
         for block in blocks:
             taken = combined(taken, block.taken, self._folds)
             self._note(pages, block)
-            for name, spread in block.spread.items():
-                for page, one in zip(pages, _array(spread), strict=True):
-                    page.add_spread(name, one)
+            units = self._keep_units(pages, block, units if as_one else [])
+            spread |= block.spread
         for name, part in taken.items():
             if isinstance(part, Contribution):
                 _enter(pages, name, part, self._folds[name])
+                if self._samples:
+                    told = spread[name] if name in spread else _exact(part, self._folds[name])
+                    for page, one in zip(pages, _array(told), strict=True):
+                        page.add_spread(name, one, self._folds[name])
 
     def post(self, sheet: Sheet | None = None, *, step: bool = False) -> None:
         """Add a sheet to the books.
@@ -118,7 +127,6 @@ class Ledger:
         arrays = _Arrays(books, finished, self._left_out)
         units = arrays.units() if self.keeps_units and len(finished) < FEW else []
         scalars = self._scalars if units else []
-        spread = {name: None for book in books for page in book.pages.values() for name in page.spread}
         return HeadStatistics(
             model=name,
             heads=tuple(HeadAddress(*place, head) for place, book in kept for head in range(book.heads)),
@@ -131,11 +139,11 @@ class Ledger:
             units=tuple(row for row, _ in units),
             unit_sums={name: arrays.of_units(name, "sums", units) for name in scalars},
             unit_counts={name: arrays.of_units(name, "counts", units) for name in scalars},
-            sampling={q.name: Sampling(**arrays.of_spread(q)) for q in quantities if q.name in spread},
+            sampling=arrays.sampling(quantities),
         )
 
     def _note(self, pages: Sequence[Page], block: Block) -> None:
-        """Enter what is to be said of a block, its losses, and the block as a unit."""
+        """Enter what is to be said of a block, and its losses."""
         missing = [Remark(name, part.reason) for name, part in block.taken.items() if isinstance(part, Missing)]
         for whole in block.wholes:
             losses = _losses(whole)
@@ -143,18 +151,23 @@ class Ledger:
                 page.remarks |= dict.fromkeys([*missing, *_remarks(whole, row)])
                 for kind, (lost, rows) in losses.items():
                     page.lose(kind, Lost(lost[row], rows[row]))
-        if self.keeps_units:
-            self._keep_unit(pages, block)
 
-    def _keep_unit(self, pages: Sequence[Page], block: Block) -> None:
+    def _keep_units(self, pages: Sequence[Page], block: Block, before: list[Unit]) -> list[Unit]:
+        """Keep a block as a unit of every document, or add it to the units before."""
+        if not self.keeps_units:
+            return []
         rows = sum(whole.scene.problem.q_len for whole in block.wholes)
         units = [Unit(rows=rows) for _ in pages]
         for name in self._scalars:
             part = block.taken[name]
             if isinstance(part, Contribution):
                 _enter(units, name, part, self._folds[name])
-        for page, unit in zip(pages, units, strict=True):
+        for unit, old in zip(units, before, strict=False):
+            old.absorb(unit, self._folds)
+            old.rows += rows
+        for page, unit in zip(pages, () if before else units, strict=bool(not before)):
             page.add_unit(unit, self._folds, step=False)
+        return before or units
 
     def _notes(
         self, kept: Sequence[tuple[Place, Book]], documents: Sequence[Document], finished: Sequence[int]
@@ -189,14 +202,27 @@ class _Arrays:
         self._heads = sum(book.heads for book in books)
 
     def of(self, quantity: Quantity, kind: str) -> Array:
-        """Sums or counts, (documents, heads, *shape)."""
-        pages = [[book.pages.get(index) for book in self._books] for index in self._finished]
-        found = [
-            [None if page is None or self._lacks(index, quantity.name) else getattr(page, kind).get(quantity.name)]
-            for index, row in zip(self._finished, pages, strict=True)
-            for page in row
-        ]
-        return self._stacked([one for (one,) in found], len(self._finished), quantity.shape)
+        """Sums or counts, (documents, heads, *shape).
+
+        Arrays are rounded to float32: it is what their parts were computed in, and they are most of a record.
+        """
+        found: list[Array | None] = []
+        for index in self._finished:
+            for book in self._books:
+                page = None if self._lacks(index, quantity.name) else book.pages.get(index)
+                found.append(None if page is None else getattr(page, kind).get(quantity.name))
+        stacked = self._stacked(found, len(self._finished), quantity.shape)
+        return stacked if quantity.shape == () else _rounded(stacked)
+
+    def sampling(self, quantities: Sequence[Quantity]) -> dict[str, Sampling]:
+        """How uncertain those are of which not every row was seen."""
+        spread = {name for book in self._books for page in book.pages.values() for name in page.spread}
+        found = {q.name: Sampling(**self.of_spread(q)) for q in quantities if q.name in spread}
+        return {
+            q.name: found[q.name]
+            for q in quantities
+            if q.name in found and not np.array_equal(found[q.name].seen, self.of(q, "counts"))
+        }
 
     def of_spread(self, quantity: Quantity) -> dict[str, Array]:
         """Variances of sums and counts, their covariance, and what was seen."""
@@ -207,7 +233,8 @@ class _Arrays:
                 for index in self._finished
                 for page in (book.pages.get(index) for book in self._books)
             ]
-            found[field] = self._stacked(parts, len(self._finished), quantity.shape)
+            stacked = self._stacked(parts, len(self._finished), quantity.shape)
+            found[field] = stacked if quantity.shape == () else _rounded(stacked)
         return found
 
     def units(self) -> list[tuple[int, int]]:
@@ -227,7 +254,7 @@ class _Arrays:
                 page = book.pages.get(index)
                 inside = page is not None and unit < len(page.units) and not self._lacks(index, name)
                 parts.append(getattr(page.units[unit], kind).get(name) if page is not None and inside else None)
-        return self._stacked(parts, len(units), ())
+        return _rounded(self._stacked(parts, len(units), ()))
 
     def _lacks(self, index: int, name: str) -> bool:
         return name in self._left_out.get(index, {})
@@ -247,6 +274,13 @@ class _Arrays:
         return stacked
 
 
+def _exact(part: Contribution, fold: str) -> Tensor:
+    """The spread of a call whose every row was measured, in a run that leaves rows out elsewhere."""
+    assert part.count is not None, "the sweep fills in every count"
+    none = torch.zeros_like(part.sum)
+    return torch.stack([part.sum if fold == "max" else none, none, none, part.count], 1)
+
+
 def _enter(rows: Sequence[Sums], name: str, part: Contribution, fold: str) -> None:
     """Enter the rows of a batch, each where it belongs."""
     for row, sums, counts in zip(rows, _array(part.sum), _array(part.count), strict=True):
@@ -256,6 +290,10 @@ def _enter(rows: Sequence[Sums], name: str, part: Contribution, fold: str) -> No
 def _array(tensor: Tensor | None) -> Array:
     assert tensor is not None, "the sweep fills in every count"
     return tensor.double().cpu().numpy()
+
+
+def _rounded(arrays: Array) -> Array:
+    return arrays.astype(np.float32).astype(np.float64)
 
 
 def _with_widths(quantities: Sequence[Quantity], books: Sequence[Book]) -> tuple[Quantity, ...]:

@@ -59,8 +59,8 @@ class Page(Sums):
     """What one document brought at one layer.
 
     Args:
-        spread: For quantities of which only some rows were seen the variances of sum and count and their covariance,
-            stacked.
+        spread: For quantities of which only some rows were seen the variances of sum and count, their covariance and
+            the count of what was seen, stacked.
         units: Its blocks in order.
         remarks: What is to be said of it.
         lost: Rows left out for NaN or infinity, by what held it.
@@ -71,9 +71,13 @@ class Page(Sums):
     remarks: dict[Remark, None] = field(default_factory=dict)
     lost: dict[str, Lost] = field(default_factory=dict)
 
-    def add_spread(self, name: str, spread: Array) -> None:
-        """Add variances: what was drawn for two calls was drawn apart."""
-        self.spread[name] = self.spread[name] + spread if name in self.spread else spread.copy()
+    def add_spread(self, name: str, spread: Array, fold: str) -> None:
+        """Add variances: what was drawn for two calls was drawn apart. Of a largest value the bound is the larger."""
+        have = self.spread.get(name)
+        added = spread.copy() if have is None else have + spread
+        if have is not None and fold == "max":
+            added[0] = np.maximum(have[0], spread[0])
+        self.spread[name] = added
 
     def lose(self, kind: str, lost: Lost) -> None:
         """Add rows that were left out."""
@@ -98,7 +102,7 @@ class Page(Sums):
         """
         self.absorb(later, folds)
         for name, spread in later.spread.items():
-            self.add_spread(name, spread)
+            self.add_spread(name, spread, folds[name])
         for unit in later.units:
             self.add_unit(unit, folds, step=step)
         self.remarks |= later.remarks

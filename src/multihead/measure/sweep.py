@@ -162,8 +162,9 @@ class _Gathered:
     def look(self, rows: slice) -> Tile:
         """Weights of some rows; keeps what is known of each row and key."""
         problem = self.scene.problem
-        cols = _columns(problem, rows)
-        allowed, visible = self._sight(rows, cols)
+        cols = columns_of(problem, rows)
+        allowed, visible = sight_of(self.scene, rows, cols)
+        self.leaks |= allowed is not visible
         scores = self.scene.unmasked.scores(rows, cols)
         weights, known = weigh(scores, allowed, visible, problem.normaliser)
         counted = self.scene.queries.kept[:, None, rows] & known.finite & (known.sees >= LEAST)
@@ -190,25 +191,30 @@ class _Gathered:
         scene = self.scene if self.block == every else restrict(self.scene, self.block)
         return Whole(scene=scene, rows=join_rows(self.rows), columns=self.columns, leaks=self.leaks)
 
-    def _sight(self, rows: slice, cols: slice) -> tuple[Tensor, Tensor]:
-        """What the model lets the rows see, and what of that counts: the same tensor where padding is masked anyway."""
-        problem, keys = self.scene.problem, self.scene.keys
-        allowed = problem.allowed(rows, cols)
-        if isinstance(problem.bias, Tensor):
-            bias = problem.bias_rows(rows, cols)
-            assert bias is not None
-            allowed = (bias > FLOOR) if allowed is None else allowed & (bias > FLOOR)
-        if allowed is None:
-            size = (1, 1, rows.stop - rows.start, cols.stop - cols.start)
-            allowed = torch.ones((), dtype=torch.bool, device=problem.q.device).expand(size)
-        if not keys.padded:
-            return allowed, allowed
-        visible = allowed & keys.kept[:, None, None, cols]
-        real = self.scene.queries.kept[:, None, rows, None]
-        if not (real & (visible != allowed)).any():
-            return allowed, allowed
-        self.leaks = True
-        return allowed, visible
+
+def sight_of(scene: Scene, rows: slice, cols: slice) -> tuple[Tensor, Tensor]:
+    """What the model lets some rows see, and what of that counts: the same tensor where padding is masked anyway.
+
+    Args:
+        scene: The call.
+        rows: The rows.
+        cols: The keys.
+    """
+    problem, keys = scene.problem, scene.keys
+    allowed = problem.allowed(rows, cols)
+    if isinstance(problem.bias, Tensor):
+        bias = problem.bias_rows(rows, cols)
+        assert bias is not None
+        allowed = (bias > FLOOR) if allowed is None else allowed & (bias > FLOOR)
+    if allowed is None:
+        size = (1, 1, rows.stop - rows.start, cols.stop - cols.start)
+        allowed = torch.ones((), dtype=torch.bool, device=problem.q.device).expand(size)
+    if not keys.padded:
+        return allowed, allowed
+    visible = allowed & keys.kept[:, None, None, cols]
+    real = scene.queries.kept[:, None, rows, None]
+    leaks = bool((real & (visible != allowed)).any())
+    return (allowed, visible) if leaks else (allowed, allowed)
 
 
 def _running_sum(weights: Tensor) -> Tensor:
@@ -219,7 +225,7 @@ def _running_sum(weights: Tensor) -> Tensor:
     return sums
 
 
-def _columns(problem: Problem, rows: slice) -> slice:
+def columns_of(problem: Problem, rows: slice) -> slice:
     """The keys from the first to the last that any of the rows may see."""
     if problem.mask is None:
         return slice(0, problem.kv_len)

@@ -3,6 +3,7 @@
 from multihead.record.address import HeadAddress
 from multihead.record.example import Example
 from multihead.record.heads import FEW, HeadStatistics, HeadView
+from multihead.record.pack import shrunk
 from multihead.record.quantity import Document, Note, Quantity
 from multihead.record.run import CheckupRecord, ModelFacts
 from multihead.record.sampling import GROUPS, Sampling
@@ -24,4 +25,5 @@ __all__ = [
     "load_checkup",
     "save_checkup",
     "write_file",
+    "shrunk",
 ]
