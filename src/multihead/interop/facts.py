@@ -173,14 +173,14 @@ def sound_facts(model: nn.Module, folder: str | Path | None = None) -> SoundFact
             remedy="run it yourself on its own inputs: with mh.watch(model) as watched: model(...)",
         )
     told = _stated(folder, nested=_NESTED[1]) if folder is not None else {}
-    rate = int(_number(told.get("sampling_rate"), 16000))
+    rate = int(_number(told.get("sampling_rate"), 16000.0))
     if kind == "samples":
         stride = 1
         for step in cast(Sequence[int], config.conv_stride):
             stride *= int(step)
         normalise = told.get("do_normalize") is not False
         return SoundFacts(kind=kind, rate=rate, longest=30 * rate, stride=stride, normalise=normalise)
-    hop = int(_number(told.get("hop_length"), 160))
+    hop = int(_number(told.get("hop_length"), 160.0))
     return SoundFacts(
         kind=kind,
         rate=rate,
@@ -189,7 +189,7 @@ def sound_facts(model: nn.Module, folder: str | Path | None = None) -> SoundFact
         stride=2 * hop,
         bins=int(config.num_mel_bins),
         hop=hop,
-        window=int(_number(told.get("n_fft"), 400)),
+        window=int(_number(told.get("n_fft"), 400.0)),
     )
 
 
