@@ -24,8 +24,9 @@ def writes(model: nn.Module) -> bool:
 def transcribe(
     model: nn.Module, features: Float[Tensor, "1 bins frames"], *, longest: int = LONGEST
 ) -> tuple[list[int], list[int]]:
-    """The start tokens of a decoder, and what it writes after them: each time the likeliest token, until the end token,
-    the longest length, or a loop, of which the first copy is kept.
+    """The start tokens of a decoder, and what it writes after them: each time the likeliest token.
+
+    It ends with the end token, at the longest length, or in a loop, of which the first copy is kept.
 
     Start tokens are those of the model's own configuration; a model of many languages is asked first which one it
     hears. Tokens that the configuration suppresses, and time stamps where it has a token against them, are not written.
