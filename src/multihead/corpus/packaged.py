@@ -112,7 +112,7 @@ _MODELS = (
         tokenizer="none",
         megabytes=98,
         licence="MIT; DINOv2 is Apache-2.0",
-        description="DINOv2 small, of pictures: Vision Transformer, 12 layers of 6 heads, patches of 14 pixels, width 384",
+        description="DINOv2 small, of pictures: Vision Transformer, 12 layers of 6 heads, 14-pixel patches, width 384",
         form="dinov2-onnx",
         reads="images",
     ),

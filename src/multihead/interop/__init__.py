@@ -11,6 +11,7 @@ from multihead.interop.facts import (
     sound_facts,
 )
 from multihead.interop.load import LoadedModel, load_model
+from multihead.interop.mel import log_mel
 from multihead.interop.packaged import load_packaged
 from multihead.interop.quiet import quiet_transformers
 from multihead.interop.register import register_transformers
@@ -24,6 +25,7 @@ __all__ = [
     "check_weights",
     "load_model",
     "load_packaged",
+    "log_mel",
     "picture_facts",
     "picture_part",
     "quiet_transformers",

@@ -139,8 +139,7 @@ def picture_facts(model: nn.Module, folder: str | Path | None = None) -> Picture
     kind = str(getattr(config, "model_type", ""))
     told = _stated(folder, nested=_NESTED[0]) if folder is not None else {}
     usual = _usual(kind, size or (_USUAL_SIZE, _USUAL_SIZE))
-    resize, kept = _sizes(told) if told else (usual.resize, None)
-    height, width = kept or (resize if isinstance(resize, tuple) else (usual.height, usual.width))
+    resize, (height, width) = _sizes(told, usual) if told else (usual.resize, (usual.height, usual.width))
     plain = told.get("do_normalize") is False
     return PictureFacts(
         height=height,
@@ -173,14 +172,14 @@ def sound_facts(model: nn.Module, folder: str | Path | None = None) -> SoundFact
             remedy="run it yourself on its own inputs: with mh.watch(model) as watched: model(...)",
         )
     told = _stated(folder, nested=_NESTED[1]) if folder is not None else {}
-    rate = int(_number(told.get("sampling_rate"), 16000))
+    rate = int(_number(told.get("sampling_rate"), 16000.0))
     if kind == "samples":
         stride = 1
         for step in cast(Sequence[int], config.conv_stride):
             stride *= int(step)
         normalise = told.get("do_normalize") is not False
         return SoundFacts(kind=kind, rate=rate, longest=30 * rate, stride=stride, normalise=normalise)
-    hop = int(_number(told.get("hop_length"), 160))
+    hop = int(_number(told.get("hop_length"), 160.0))
     return SoundFacts(
         kind=kind,
         rate=rate,
@@ -189,7 +188,7 @@ def sound_facts(model: nn.Module, folder: str | Path | None = None) -> SoundFact
         stride=2 * hop,
         bins=int(config.num_mel_bins),
         hop=hop,
-        window=int(_number(told.get("n_fft"), 400)),
+        window=int(_number(told.get("n_fft"), 400.0)),
     )
 
 
@@ -214,7 +213,7 @@ def _usual(kind: str, size: tuple[int, int]) -> PictureFacts:
         size = min(size[0], _USUAL_SIZE), min(size[1], _USUAL_SIZE)
     larger = round(size[0] * _MARGIN), round(size[1] * _MARGIN)
     resize: tuple[int, int] | int = size
-    if kind.startswith(("deit", "beit", "data2vec")):
+    if kind.startswith("deit"):
         resize = larger
     elif kind.startswith(("dinov2", "clip")):
         resize = min(larger if kind.startswith("dinov2") else size)
@@ -222,7 +221,7 @@ def _usual(kind: str, size: tuple[int, int]) -> PictureFacts:
         height=size[0],
         width=size[1],
         resize=resize,
-        filter="bilinear" if kind.startswith(("vit", "dinov3")) else "bicubic",
+        filter="bilinear" if kind.startswith(("vit", "beit", "data2vec", "dinov3")) else "bicubic",
         scale=1 / 255,
         mean=mean,
         std=std,
@@ -230,19 +229,20 @@ def _usual(kind: str, size: tuple[int, int]) -> PictureFacts:
     )
 
 
-def _sizes(told: Mapping[str, Any]) -> tuple[tuple[int, int] | int | None, tuple[int, int] | None]:
-    """What to resize to, and what is kept of it, from a processor's file."""
+def _sizes(told: Mapping[str, Any], usual: PictureFacts) -> tuple[tuple[int, int] | int | None, tuple[int, int]]:
+    """What to resize to, and what the model gets of it, from a processor's file."""
     crops = bool(told.get("do_center_crop", "crop_size" in told))
     kept = _pair(told.get("crop_size")) if crops else None
-    if told.get("do_resize") is False:
-        return None, kept
     size = told.get("size")
+    resize: tuple[int, int] | int | None = _pair(size) or usual.resize
     if isinstance(size, Mapping) and isinstance(size.get("shortest_edge"), int):
-        # The shorter side alone decides a size only together with a crop.
-        return size["shortest_edge"], kept or _pair(size["shortest_edge"])
-    if isinstance(size, int) and crops:
-        return size, kept
-    return _pair(size), kept
+        resize = int(size["shortest_edge"])
+    elif isinstance(size, int) and crops:
+        resize = size
+    if told.get("do_resize") is False:
+        resize = None
+    # One number is the shorter side: only together with a crop it tells a size.
+    return resize, kept or (_pair(resize) if "size" in told else None) or (usual.height, usual.width)
 
 
 def _stated(folder: str | Path, *, nested: str) -> Mapping[str, Any]:

@@ -255,15 +255,19 @@ def _check_complete(model: nn.Module, found: _Source, told: Mapping[str, Any]) -
 
 
 def _tokenizer(transformers: Any, found: _Source, model: nn.Module) -> Any:
+    # Models of pictures and sound may do without one.
+    needed = getattr(model, "main_input_name", "input_ids") == "input_ids"
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(found.place, **found.options)
     # What it raises without its files depends on the family: OSError, ValueError, TypeError, KeyError, ...
     except Exception as fault:
-        if getattr(model, "main_input_name", "input_ids") != "input_ids":
+        if not needed:
             return None
         raise _no_tokenizer(found, _first_line(fault)) from fault
     plain = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
     if len(plain) < _FEWEST_TOKENS:
+        if not needed:
+            return None
         raise _no_tokenizer(found, f"{type(tokenizer).__name__} with {len(plain)} tokens besides the special ones")
     return tokenizer
 
