@@ -54,6 +54,23 @@ def data_of(page):
     return json.loads(next(s[2] for s in Reader(page).scripts if s[1] == "application/json"))
 
 
+def floats(text):
+    """Numbers of a statistic or a rule, as the page's script reads them."""
+    return np.frombuffer(base64.b64decode(text), "<f4").astype(float)
+
+
+def ends(packed, heads):
+    """Lower and upper ends of an interval, (2, heads)."""
+    steps = np.frombuffer(base64.b64decode(packed["data"]), "<u2").reshape(heads, 2).T.astype(float)
+    values = packed["low"] + (packed["high"] - packed["low"]) * steps / 65534
+    return np.where(steps == 65535, np.nan, values)
+
+
+def stat(data, wanted):
+    """One statistic of a page by its id."""
+    return {"of": "", "even": "", "unit": "", "ends": None} | next(s for s in data["stats"] if s["id"] == wanted)
+
+
 def unpack(packed, heads):
     """The numbers of a packed array, (heads, stored places), by the formula the page states."""
     steps = np.frombuffer(base64.b64decode(packed["data"]), np.uint8).reshape(heads, -1).astype(float)

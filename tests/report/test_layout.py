@@ -16,7 +16,7 @@ def sizes(stacks, shape=(32, 32)):
     """(width of the tier, thumbnail, gap and columns of the first stack) for each tier."""
     css = style_sizes(stacks, shape)
     size = [int(m) for m in re.findall(r"--c:(\d+)px", css)]
-    found = re.findall(r"#g0\{--g:(\d+)px;--n:(\d+)\}", css)
+    found = re.findall(r"\.g0\{--g:(\d+)px;--n:(\d+)\}", css)
     return [(tier[2], c, int(g), int(n)) for tier, c, (g, n) in zip(TIERS, size, found, strict=True)]
 
 
@@ -64,6 +64,21 @@ def test_there_is_one_picture_a_layer_and_one_rule_a_place():
     assert len(re.findall(r"\.p\d+ i::after", css)) == 3
     assert re.findall(r"\.k(\d+) i", css) == ["1", "2", "3", "4"]
     assert style_pictures(stacks, None) == ""
+
+
+def test_two_grids_stand_beside_each_other():
+    stacks = arrange(*model(6, 12), maps=None)
+    css = style_sizes(stacks, (32, 32), beside=2)
+    size = [int(m) for m in re.findall(r"--c:(\d+)px", css)]
+    found = re.findall(r"\.g0\{--g:(\d+)px;--n:(\d+)\}", css)
+    for tier, c, (gap, n) in zip(TIERS, size, found, strict=True):
+        room = (tier[2] - 44) // 2 if tier[0] >= 1001 else tier[2]
+        assert 64 + int(n) * c + (int(n) - 1) * int(gap) <= room
+
+
+def test_pictures_can_be_kept_to_one_of_two_grids():
+    css = style_pictures(arrange(*model(1, 2), maps=None), np.full((2, 8, 8), 0.1), scope="#b-heads ")
+    assert "#b-heads .p0 i::after" in css
 
 
 def test_a_long_map_makes_a_long_thumbnail():

@@ -1,10 +1,12 @@
 """The stretches a reader is shown: which ones fit the page, and in which one each head is most itself."""
 
 import base64
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from multihead.measure.role import Judgement
 from multihead.record import Example
@@ -14,10 +16,10 @@ from multihead.report.part import Part
 
 A_HEAD = 1300
 """Bytes of links a head may bring to the page."""
-PICTURES = 60_000
-"""Bytes of pictures, as text, a page may hold."""
-WORDS = 12_000
-"""Characters of words of all examples together."""
+PICTURES, PICTURES_A_HEAD = 16_000, 1_500
+"""Bytes of pictures, as text, a page may hold: so many, and so many more a head."""
+WORDS = 9_000
+"""Bytes of the words of all examples together."""
 LONGEST = 40
 """Characters of one word that are shown."""
 _LINKS = 5
@@ -52,8 +54,8 @@ def choose_examples(parts: Sequence[Part], judgement: Judgement) -> tuple[list[S
         judgement: What the heads look like.
     """
     offered = [_pack(part, example) for part in parts for example in part.statistics.examples]
-    fits = _fitting([one for one in offered if one.example.queries])
     heads = len(parts[0].rows)
+    fits = _fitting([one for one in offered if one.example.queries], room=PICTURES + PICTURES_A_HEAD * heads)
     best, most = [-1] * heads, [-np.inf] * heads
     for number, shown in enumerate(fits):
         for row, head in enumerate(shown.heads):
@@ -88,7 +90,7 @@ def describe(shown: Shown, stacks: Sequence[str]) -> dict[str, object]:
     }
 
 
-def _fitting(offered: Sequence[Shown]) -> list[Shown]:
+def _fitting(offered: Sequence[Shown], *, room: int) -> list[Shown]:
     """In order, but one of the repeats first, as long as links, words and pictures have room."""
     order = sorted(range(len(offered)), key=lambda i: (i != _first_repeat(offered), i))
     used: dict[str, float] = {}
@@ -98,8 +100,9 @@ def _fitting(offered: Sequence[Shown]) -> list[Shown]:
         one = offered[i].example
         links = 4 / 3 * len(offered[i].data) / max(1, len(one.heads))
         size = 4 * len(one.picture or b"") // 3
-        text = sum(min(len(w), LONGEST) + 3 for w in (*one.queries, *(() if one.keys == one.queries else one.keys)))
-        if used.get(one.stack, 0) + links > A_HEAD or pictures + size > PICTURES or words + text > WORDS:
+        told = one.queries if one.keys == one.queries else (*one.queries, *one.keys)
+        text = sum(len(json.dumps(cut(word, LONGEST))) + 1 for word in told)
+        if used.get(one.stack, 0) + links > A_HEAD or pictures + size > room or words + text > WORDS:
             continue
         used[one.stack] = used.get(one.stack, 0) + links
         pictures, words = pictures + size, words + text
@@ -113,29 +116,34 @@ def _first_repeat(offered: Sequence[Shown]) -> int:
 
 def _pack(part: Part, example: Example) -> Shown:
     at = {int(row): head for head, row in enumerate(part.rows)}
+    kept = _kept(example)
+    # Strongest first, what is left out last.
+    order = np.argsort(~kept, axis=-1, kind="stable")[..., :_LINKS]
+    counts = np.minimum(kept.sum(axis=-1), _LINKS).tolist()
+    places = np.take_along_axis(example.places, order, axis=-1).tolist()
+    steps = _steps(np.take_along_axis(example.weights, order, axis=-1)).tolist()
+    sink, elsewhere = _steps(example.sink).tolist(), _steps(example.elsewhere).tolist()
     wide = len(example.keys) > 256
     data = bytearray()
-    for row in range(len(example.heads)):
-        for i in range(len(example.queries)):
-            data += _pack_row(example, row, i, wide=wide)
+    for row, per_query in enumerate(counts):
+        for i, n in enumerate(per_query):
+            data.append(n)
+            for place, step in zip(places[row][i][:n], steps[row][i][:n], strict=True):
+                data += bytes((place & 255, place >> 8, step)) if wide else bytes((place, step))
+            data += bytes((sink[row][i], elsewhere[row][i]))
     return Shown(part=part, example=example, heads=tuple(at.get(h, -1) for h in example.heads), data=bytes(data))
 
 
-def _pack_row(example: Example, row: int, query: int, *, wide: bool) -> bytes:
-    left = 1.0 - float(example.sink[row, query])
-    kept: list[tuple[int, float]] = []
-    for place, weight in zip(example.places[row, query].tolist(), example.weights[row, query].tolist(), strict=True):
-        telling = weight >= _LEAST or (left >= _LEFT and weight / left >= _LEAST_ASIDE)
-        if 0 <= place < len(example.keys) and telling:
-            kept.append((place, weight))
-    out = bytearray([min(len(kept), _LINKS)])
-    for place, weight in kept[:_LINKS]:
-        out += place.to_bytes(2 if wide else 1, "little") + _step(weight)
-    return bytes(out + _step(float(example.sink[row, query])) + _step(float(example.elsewhere[row, query])))
+def _kept(example: Example) -> NDArray[np.bool_]:
+    """Which links are shown."""
+    weights, left = np.nan_to_num(example.weights), 1.0 - np.nan_to_num(example.sink)[..., None]
+    aside = np.divide(weights, left, out=np.zeros_like(weights), where=left >= _LEFT)
+    inside = (example.places >= 0) & (example.places < len(example.keys))
+    return inside & ((weights >= _LEAST) | (aside >= _LEAST_ASIDE))
 
 
-def _step(weight: float) -> bytes:
-    return bytes([round(255 * min(1.0, max(0.0, weight if weight == weight else 0.0)) ** 0.5)])
+def _steps(weights: NDArray[np.float32]) -> NDArray[np.uint8]:
+    return np.rint(255 * np.sqrt(np.clip(np.nan_to_num(weights), 0.0, 1.0))).astype(np.uint8)
 
 
 def _itself(example: Example, row: int, key: str) -> float:

@@ -33,8 +33,11 @@ CHARTS = {
 """How the arrays that are known by name are drawn; others with one axis become bars."""
 BY_DISTANCE = frozenset({"distance_histogram", "offsets"})
 """Arrays along query minus key: drawn with what lies back at the left."""
-LABEL = 60
+_ALWAYS = frozenset({"low", "high"})
+LABEL = 40
 """Characters of the name of an entry that are shown."""
+TITLE = 120
+"""Characters of the title of a statistic that are shown."""
 
 
 def build_payload(
@@ -133,28 +136,25 @@ def _stats(columns: Sequence[Column], speech: Speech) -> list[dict[str, object]]
         q = column.quantity
         # Parts are drawn on one scale, so that they can be compared.
         axis = choose_axis(q, np.concatenate([same.values for same in by_name[q.name]]))
-        told.append(
-            {
-                "id": column.id,
-                "part": column.part,
-                "name": q.name,
-                "title": cut(column.title, 200),
-                "short": cut(column.short, LABEL),
-                "unit": q.unit,
-                "word": cut(speech.unit(q.unit), LABEL),
-                "kind": axis.kind,
-                "low": axis.low,
-                "high": axis.high,
-                "ticks": list(axis.ticks),
-                "values": floats(column.values),
-                "ends": ends(column.low, column.high),
-                "sampled": None if column.sampled is None else ends(*column.sampled),
-                "of": q.content_of,
-                "even": q.even,
-                "first": column.first,
-                "lines": list(column.thresholds),
-            }
-        )
+        facts: dict[str, object] = {
+            "id": column.id,
+            "title": cut(column.title, TITLE),
+            "short": cut(column.short, LABEL),
+            "unit": cut(q.unit, LABEL),
+            "word": cut(speech.unit(q.unit), LABEL),
+            "kind": axis.kind,
+            "low": axis.low,
+            "high": axis.high,
+            "ticks": list(axis.ticks),
+            "values": floats(column.values),
+            "ends": ends(column.low, column.high),
+            "sampled": None if column.sampled is None else ends(*column.sampled),
+            "of": q.content_of,
+            "even": q.even,
+            "first": column.first,
+            "lines": list(column.thresholds),
+        }
+        told.append({key: value for key, value in facts.items() if key in _ALWAYS or value})
     return told
 
 
@@ -170,8 +170,8 @@ def _array(quantity: Quantity, part: Part, speech: Speech) -> dict[str, object]:
     stem = quantity.content_of or quantity.name
     distance = stem in BY_DISTANCE
     return {
-        "title": cut(speech.title(quantity), 200),
-        "unit": quantity.unit,
+        "title": cut(speech.title(quantity), TITLE),
+        "unit": cut(quantity.unit, LABEL),
         "word": cut(speech.unit(quantity.unit), LABEL),
         "size": quantity.shape[0],
         "labels": [cut(label if distance else speech.label(label), LABEL) for label in quantity.labels],

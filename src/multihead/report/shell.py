@@ -13,7 +13,7 @@ from multihead.report.number import cut
 
 SCRIPTS = ("data.js", "draw.js", "chart.js", "grid.js", "legend.js", "card.js", "example.js", "copy.js", "hands.js")
 """Files of the page's script, joined in this order."""
-LONGEST = 300
+LONGEST = 240
 """Characters of one text from outside that are shown."""
 _TEMPLATES = ("page.html.jinja", "grid.html.jinja", "compare.html.jinja")
 
@@ -55,8 +55,9 @@ def page_file(name: str) -> str:
 
 
 def join_scripts(*names: str) -> Markup:
-    """The script of a page: one element, one hash."""
-    return Markup("\n".join(page_file(name) for name in names))
+    """The script of a page: one element, one hash; indents and lines of comment stay behind (no string spans lines)."""
+    lines = (line.strip() for name in names for line in page_file(name).splitlines())
+    return Markup("\n".join(line for line in lines if line and not line.startswith("//")))
 
 
 def _digest(text: str) -> str:

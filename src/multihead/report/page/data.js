@@ -31,7 +31,8 @@ function ends(packed) {                        // [low, high] of every head; NaN
   return HEADS.map(h => [at(2 * h), at(2 * h + 1)]);
 }
 for (const s of D.stats) {
-  s.values = floats(s.values); s.ends = ends(s.ends); s.sampled = ends(s.sampled);
+  [s.part, s.name] = [s.id.slice(0, s.id.indexOf("/")), s.id.slice(s.id.indexOf("/") + 1)];
+  s.values = floats(s.values); s.ends = ends(s.ends); s.sampled = ends(s.sampled); s.lines ??= [];
 }
 for (const r of D.rules) if (r.values) { r.values = floats(r.values); r.ends = ends(r.ends); r.even &&= floats(r.even); }
 const STATS = new Map(D.stats.map(s => [s.id, s]));
