@@ -5,7 +5,8 @@ every statistic the table says in what share of draws the interval of a head hol
 that keep what they promise hold it in a share that lies, 95 times of 100, in the binomial interval above the table.
 Draws are independent of each other and heads of one draw are not (they are looked at on the same rows), so it is the
 one for the number of draws. A share below it is marked "low", one above it "high" (intervals wider than they need be).
-`worst` is the head (or entry of an array) whose value was held least: of many, some lie below by chance.
+`worst` is the head (or entry of an array) whose value was held least: of many, some lie below by chance. Entries that
+had an interval in fewer than nine draws of ten are left out; `entries` says how many are not.
 
     python benchmarks/rows.py                                         a small random decoder, 2,048 tokens
     python benchmarks/rows.py --model smollm2 --text novel.txt --length 2048 --draws 200 --json build/rows.json
@@ -29,7 +30,7 @@ import torch
 from multihead.measure import Batch, observe
 from multihead.record import Document
 
-VOCAB, ROUNDING, SAVE_EVERY = 1000, 1e-6, 10
+VOCAB, ROUNDING, SAVE_EVERY, KNOWN = 1000, 1e-6, 10, 0.9
 
 
 def main():
@@ -199,13 +200,16 @@ def tell_coverage(result):
         return
     low, high = binomial_interval(draws, level)
     print(f"\n{draws} draws, intervals of {level:.0%}: expected {low:.3f} to {high:.3f}")
-    print("\n| statistic | held | | worst |\n|---|---|---|---|")
+    print("\n| statistic | held | | worst | entries |\n|---|---|---|---|---|")
     for name, counts in result["held"].items():
-        shares = [held / known for held, known in zip(counts["held"], counts["known"], strict=True) if known]
-        if shares:
-            mean = statistics.fmean(shares)
-            mark = "low" if mean < low else "high" if mean > high else ""
-            print(f"| {name} | {mean:.3f} | {mark} | {min(shares):.3f} |")
+        pairs = list(zip(counts["held"], counts["known"], strict=True))
+        shares = [held / known for held, known in pairs if known >= KNOWN * draws]
+        if not shares:
+            print(f"| {name} | | | | 0 of {len(pairs)} |")
+            continue
+        mean = statistics.fmean(shares)
+        mark = "low" if mean < low else "high" if mean > high else ""
+        print(f"| {name} | {mean:.3f} | {mark} | {min(shares):.3f} | {len(shares)} of {len(pairs)} |")
 
 
 def binomial_interval(draws, share):
