@@ -125,10 +125,14 @@ def _may_be_fast(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
     """Whether torch may take its fast path; where it does not after all, a second run does no harm."""
     if any(inner.training for inner in module.modules()):
         return False
-    if isinstance(module, _LAYERED) and any(m._forward_hooks or m._forward_pre_hooks for m in module.modules()):
+    if isinstance(module, _LAYERED) and any(map(_is_hooked, module.modules())):
         return False
     tensors = [t for t in (*args, *kwargs.values(), *module.parameters()) if isinstance(t, Tensor)]
     return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)  # pyright: ignore[reportPrivateUsage]
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from multihead.layer import MultiHeadAttention
 
 # transformers calls it `cache` from 5.24 on.
 CACHES = ("cache", "past_key_values")
+_NAMED = "transformers."
 _BACKWARD = ModuleTracker()
 
 
@@ -155,6 +156,9 @@ class Trace:
         )
         if isinstance(module, MultiHeadAttention):
             return key is not None and key is not query
+        if type(module).__module__.startswith(_NAMED):
+            # There names and classes tell; Funnel's pooled queries are no other sequence.
+            return False
         if not isinstance(query, Tensor) or not isinstance(key, Tensor) or query.ndim > 3:
             return False
         return key is not query and not (key.shape == query.shape and torch.equal(key, query))

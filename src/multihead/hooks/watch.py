@@ -173,8 +173,6 @@ class _Watcher(Tap):
 
     def end(self, module: nn.Module, call: KernelCall | OwnCall | Problem, output: Tensor) -> None:
         site, frames = self.trace.site(module), self.trace.frames
-        if site.module in self.watched.unseen:
-            return
         kernel, problem = self._read(site, call)
         queries, keys = self._tokens.read(frames, site, problem)
         block = next((frame for frame in reversed(frames) if frame.block), None)
