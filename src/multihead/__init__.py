@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from multihead.hooks import gated, locate
     from multihead.interop import load_model, register_transformers
     from multihead.layer import MultiHeadAttention
-    from multihead.measure import observe, watch
+    from multihead.measure import Batch, Run, discard_journal, observe, watch
     from multihead.pattern import (
         Pattern,
         after_same_token,
@@ -51,7 +51,7 @@ _HOMES = {
     "hooks": "gated locate",
     "interop": "load_model register_transformers",
     "layer": "MultiHeadAttention",
-    "measure": "observe watch",
+    "measure": "Batch Run discard_journal observe watch",
     "pattern": (
         "Pattern after_same_token band causal distance document everything global_tokens nothing padding pairs "
         "parse_pattern per_head prefix same_token sliding_window"
@@ -68,6 +68,7 @@ __all__ = [
     "ALiBi",
     "Attended",
     "BackendRefused",
+    "Batch",
     "Compared",
     "Entmax",
     "Explanation",
@@ -79,6 +80,7 @@ __all__ = [
     "RecordError",
     "RelativeTable",
     "Report",
+    "Run",
     "Sigmoid",
     "Softmax",
     "Sparsemax",
@@ -90,6 +92,7 @@ __all__ = [
     "causal",
     "checkup",
     "compare",
+    "discard_journal",
     "distance",
     "document",
     "everything",

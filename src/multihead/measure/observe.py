@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -14,6 +13,7 @@ from multihead.measure.batch import Batch
 from multihead.measure.journal import Journal
 from multihead.measure.recorder import Recorder
 from multihead.measure.sample import Sampler
+from multihead.measure.run import Run
 from multihead.measure.scene import Target
 from multihead.measure.statistic import DEFAULT, DEFAULT_TARGETS, Statistic
 from multihead.pattern import Pattern
@@ -32,7 +32,7 @@ class Interrupted(KeyboardInterrupt):
         self.statistics = statistics
 
 
-def observe(  # noqa: PLR0913 - what is measured, how, and who is told
+def observe(
     model: nn.Module,
     batches: Sequence[Batch],
     *,
@@ -41,11 +41,7 @@ def observe(  # noqa: PLR0913 - what is measured, how, and who is told
     targets: Mapping[str, Target] | None = None,
     classes: TokenClasses | None = None,
     name: str = "",
-    rows: int | None = None,
-    seed: int = 0,
-    journal: Path | None = None,
-    on_batch: Callable[[int], None] | None = None,
-    on_document: Callable[[int], None] | None = None,
+    run: Run = Run(),  # noqa: B008 - frozen
 ) -> HeadStatistics:
     """Measure every attention head of a model, in memory that grows with the length and not its square.
 
@@ -53,7 +49,7 @@ def observe(  # noqa: PLR0913 - what is measured, how, and who is told
     Each row of each batch is measured by itself and added to its document in float64, so that the record of two lists
     of documents is, bit for bit, the merge of their records, if their batches are the same.
 
-    With `rows` only so many query rows of longer calls are measured: neighbouring rows form strata, and 16 groups take
+    With `run.rows` only so many query rows of longer calls are measured: neighbouring rows form strata, and 16 groups take
     one row by chance from each. Sums are then estimates for all rows, and `record.sampling_interval` tells how far off
     they may be. Statistics of outputs are taken of all rows, and so are layers where that costs less.
 
@@ -68,12 +64,7 @@ def observe(  # noqa: PLR0913 - what is measured, how, and who is told
             pattern for each document.
         classes: Classes of tokens and which are special, from `token_classes`; None leaves them out.
         name: Name of the model in the record.
-        rows: Query rows to measure of every longer call, 64 or more, rounded down to a multiple of 16; None for all.
-        seed: Which rows are drawn; the same seed draws the same rows of the same documents.
-        journal: Folder that keeps what every batch brought, so that a run that was ended by force can be begun again
-            and goes on: its record is, bit for bit, that of a run that was not. `discard_journal` deletes it.
-        on_batch: Called with the index of each batch when it is finished, also where the journal held it.
-        on_document: Called with the index of each document when it is finished.
+        run: Which rows are measured, what is kept on disk meanwhile, and who is told: see `Run`.
 
     Returns:
         The record: one row for each document, one column for each head.
@@ -91,20 +82,24 @@ def observe(  # noqa: PLR0913 - what is measured, how, and who is told
     """
     last = _last_batch(batches, documents)
     _check_targets(targets or {}, documents)
-    sampler = None if rows is None else Sampler(rows=rows, seed=seed)
+    sampler = None if run.rows is None else Sampler(rows=run.rows, seed=run.seed)
     recorder = Recorder(statistics, targets=targets, classes=classes, sampler=sampler)
     if len(documents) >= FEW:
         recorder.ledger.drop_units()
-    kept = None if journal is None else Journal(journal, recorder.describe(model, batches, documents) | {"name": name})
+    kept = (
+        None
+        if run.journal is None
+        else Journal(run.journal, recorder.describe(model, batches, documents) | {"name": name})
+    )
     finished: list[int] = []
 
     def finish(place: int) -> None:
-        if on_batch is not None:
-            on_batch(place)
+        if run.on_batch is not None:
+            run.on_batch(place)
         for document in sorted({index for index in batches[place].document if last[index] == place}):
             finished.append(document)
-            if on_document is not None:
-                on_document(document)
+            if run.on_document is not None:
+                run.on_document(document)
 
     try:
         done = 0 if kept is None else _replay(kept, recorder, len(batches), finish)
