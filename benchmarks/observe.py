@@ -6,7 +6,7 @@ under a limit of memory and time; running out is a result.
 
     plain sdpa               the forward pass alone
     ours                     `observe` with every default statistic and the classes of tokens, then the page
-    ours, rows=512           the same from 512 query rows a layer, where this version can
+    ours, rows=512           the same from 512 query rows a layer
     output_attentions        transformers' own way, eager, and the same statistics from the matrices in plain torch
     BertViz head_view, BertViz model_view, inspectus, CircuitsVis (one layer)
                              output_attentions, then their page

@@ -16,7 +16,6 @@ The JSON file is written after every ten draws; --resume goes on from it.
 """
 
 import argparse
-import inspect
 import json
 import math
 import statistics
@@ -27,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from multihead.measure import Batch, observe
+from multihead.measure import Batch, Run, observe
 from multihead.record import Document
 
 VOCAB, ROUNDING, SAVE_EVERY, KNOWN = 1000, 1e-6, 10, 0.9
@@ -35,8 +34,6 @@ VOCAB, ROUNDING, SAVE_EVERY, KNOWN = 1000, 1e-6, 10, 0.9
 
 def main():
     options = parse()
-    if "rows" not in inspect.signature(observe).parameters:
-        sys.exit("This version measures every row: there is nothing to compare.")
     torch.set_num_threads(1)
     model, batch, document = prepare(options)
     told = json.loads(options.json.read_text()) if options.resume and options.json.exists() else {}
@@ -54,8 +51,8 @@ def main():
     result = {"about": about, "draws": 0, "held": {}, "speed": None} | told
     print(", ".join(f"{name} {value}" for name, value in about.items() if name != "versions"), flush=True)
 
-    def look(**sampled):
-        return observe(model, [batch], documents=[document], **sampled)
+    def look(run=Run()):  # noqa: B008 - frozen
+        return observe(model, [batch], documents=[document], run=run)
 
     if options.rounds and not result["speed"]:
         result["speed"] = speed(model, batch, look, options)
@@ -140,7 +137,7 @@ def speed(model, batch, look, options):
         with torch.no_grad():
             model(**batch.inputs)
 
-    runs = {"plain": plain, "exact": look, "sampled": lambda: look(rows=options.rows, seed=0)}
+    runs = {"plain": plain, "exact": look, "sampled": lambda: look(Run(rows=options.rows))}
     taken = {name: [] for name in runs}
     for _ in range(options.rounds):
         for name, run in runs.items():
@@ -156,7 +153,7 @@ def draw(look, result, options):
     """Count, for every statistic and head, in how many draws the interval holds the exact value."""
     exact = look()
     while result["draws"] < options.draws:
-        record = look(rows=options.rows, seed=result["draws"])
+        record = look(Run(rows=options.rows, seed=result["draws"]))
         for name in sorted(record.sampling):
             held, known = holds(record, exact, name, options.level)
             counts = result["held"].setdefault(name, {"held": [0] * len(held), "known": [0] * len(held)})

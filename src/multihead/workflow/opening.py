@@ -41,7 +41,7 @@ class OpenedModel:
         return "text" if self.sounds is None else "audio"
 
 
-def open_model(name: str, *, device: str = "cpu") -> OpenedModel:
+def open_model(name: str | Path, *, device: str = "cpu") -> OpenedModel:
     """Load a model by the name of a package, a folder or a hub name.
 
     Args:
