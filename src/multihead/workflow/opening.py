@@ -55,9 +55,9 @@ def open_model(name: str | Path, *, device: str = "cpu") -> OpenedModel:
     Example:
         >>> opened = open_model("minilm")  # doctest: +SKIP
     """
-    if name not in PACKAGED:
+    if isinstance(name, Path) or name not in PACKAGED:
         _check_spelling(name)
-        return _opened(load_model(name, device=device), name)
+        return _opened(load_model(name, device=device), str(name))
     found = find_packaged(name)
     model = found.model
     smiles = model.tokenizer == "smiles"
@@ -79,12 +79,12 @@ def _opened(loaded: LoadedModel, name: str, *, texts: Sequence[Text] | None = No
     )
 
 
-def _check_spelling(name: str) -> None:
-    if not name.strip():
+def _check_spelling(name: str | Path) -> None:
+    if not str(name).strip():
         raise MultiheadError(
             asked="a packaged model, a folder or a hub name", arrived=repr(name), remedy="name one: `multihead models`"
         )
-    close = difflib.get_close_matches(name, PACKAGED, n=1)
+    close = difflib.get_close_matches(str(name), PACKAGED, n=1)
     if close and not Path(name).exists():
         raise MultiheadError(
             asked="a packaged model, a folder or a hub name",
