@@ -26,13 +26,8 @@ from multihead.hooks import locate
 from multihead.interop import check_weights
 from multihead.measure import Interrupted, observe
 from multihead.record import CheckupRecord, HeadStatistics, ModelFacts
-from multihead.workflow.encode import (
-    Encoded,
-    checked_length,
-    encode_runs,
-    encode_texts,
-    length_limit,
-)
+from multihead.workflow.encode import Encoded, encode_runs, encode_texts
+from multihead.workflow.limits import checked_length, length_limits
 from multihead.workflow.report import Report
 
 PACKAGES = ("multihead", "torch", "transformers", "tokenizers", "numpy")
@@ -104,8 +99,8 @@ def checkup(
     locate(model)  # raises where there is no attention to be seen
     _check_reads_tokens(model)
     check_weights(model)
-    limit = length_limit(model, tokenizer)
-    length = checked_length(max_length, limit)
+    limits = length_limits(model, tokenizer)
+    length = checked_length(max_length, limits)
     named = _named(texts if texts is not None else default_texts())
     name = name or _name_of(model)
     reading = encode_texts(model, tokenizer, named, max_length=length)
@@ -115,7 +110,7 @@ def checkup(
     repeated = run.measure(stimulus) if stimulus.documents and run.complete else None
     return Report(
         CheckupRecord(
-            model=_facts(model, tokenizer, name, limit, measured),
+            model=_facts(model, tokenizer, name, limits.stated, measured),
             texts=measured,
             repeats=repeated,
             created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -205,9 +200,9 @@ def _stimulus(model: nn.Module, tokenizer: Tokenizer, *, runs: int, max_length: 
     room = (max_length - len(before) - len(after)) // COPIES
     longest = min(LONGEST_BLOCK, room, len(ordinary_tokens(tokenizer)))
     if not runs or longest < SHORTEST_BLOCK:
-        return encode_runs(model, ())
+        return encode_runs(model, tokenizer, ())
     periods = (max(SHORTEST_BLOCK, longest // 3), longest)
-    return encode_runs(model, repeated_tokens(tokenizer, runs=runs, periods=periods, repeats=COPIES))
+    return encode_runs(model, tokenizer, repeated_tokens(tokenizer, runs=runs, periods=periods, repeats=COPIES))
 
 
 def _facts(
