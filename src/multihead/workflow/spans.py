@@ -41,7 +41,7 @@ def choose_stretches(script: Script, chunks: Sequence[tuple[int, int]], *, count
     Returns:
         (first token, end) of each, in reading order; they do not overlap.
     """
-    parts = max(1, min(count, len(script) // LONGEST))
+    parts = min(count, max(1, len(script) // LONGEST))
     stretches: list[tuple[int, int]] = []
     for part in range(parts):
         low, high = (len(script) * n // parts for n in (part, part + 1))
