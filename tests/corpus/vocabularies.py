@@ -1,5 +1,7 @@
 """Tokenizers of every kind, made on the spot."""
 
+from types import MappingProxyType
+
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -22,7 +24,7 @@ class Slow:
         return {"input_ids": self.fast(text, add_special_tokens=add_special_tokens)["input_ids"]}
 
 
-def unigram(*, byte_fallback=False):
+def unigram():
     """SentencePiece's way: NFKC, ▁ for a space, pieces that are likely."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.NFKC()
@@ -73,7 +75,7 @@ class Ends:
 
     all_special_ids = (0,)
     unk_token_id = 0
-    words = {"the": ["the</w>"], "lemons": ["lem", "on", "s</w>"], "!": ["!</w>"]}
+    words = MappingProxyType({"the": ["the</w>"], "lemons": ["lem", "on", "s</w>"], "!": ["!</w>"]})
 
     def get_vocab(self):
         return {"<unk>": 0, "the</w>": 1, "lem": 2, "on": 3, "s</w>": 4, "!</w>": 5}

@@ -40,7 +40,12 @@ MODELS = {
         "a table",
     ),
     "xlm-roberta": (tr.XLMRobertaConfig(**SMALL, max_position_embeddings=66), 64, None, "a table"),
-    "bart": (tr.BartConfig(vocab_size=40, d_model=24, **SIDES, **ENDS, max_position_embeddings=64), 64, None, "a table"),
+    "bart": (
+        tr.BartConfig(vocab_size=40, d_model=24, **SIDES, **ENDS, max_position_embeddings=64),
+        64,
+        None,
+        "a table",
+    ),
     "led": (
         tr.LEDConfig(
             vocab_size=40,
@@ -153,7 +158,9 @@ def test_models_of_ones_own():
     assert length_limits(Own(positional=Own(pe=nn.Buffer(torch.zeros(50, 1, 8)))), Endless()).hard == 50
     assert length_limits(Own(post_norm=nn.LayerNorm(8)), Endless()) == Limits(hard=None, soft=None, scaling=unknown)
     # Parts for pictures and relative positions are no limit to a text.
-    others = Own(vision=Own(pos_embed=table), relative_position=nn.Embedding(9, 8), position_ids=nn.Buffer(table.long()))
+    others = Own(
+        vision=Own(pos_embed=table), relative_position=nn.Embedding(9, 8), position_ids=nn.Buffer(table.long())
+    )
     assert length_limits(others, Endless()).hard is None
     assert length_limits(Stated(), Endless()) == Limits(hard=32, soft=None, scaling=unknown)
 

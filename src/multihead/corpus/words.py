@@ -56,7 +56,7 @@ class Words:
 
 
 def shown(text: str) -> str:
-    r"""A unit as a reader is shown it: without spaces around, a line end alone as ↵, a space as ␣, at most 40 characters.
+    r"""A unit as a reader is shown it: at most 40 characters, no spaces around it, a line end as ↵, a space as ␣.
 
     Control characters become their pictures; signs that would turn the direction of what follows are left out.
 

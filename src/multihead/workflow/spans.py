@@ -3,7 +3,7 @@
 import unicodedata
 from collections.abc import Iterator, Sequence
 
-from multihead.corpus import KINDS, Script, TokenRun, WordReader
+from multihead.corpus import KINDS, LINE_ENDS, Script, TokenRun, WordReader
 from multihead.measure import Span
 
 MOST_SPANS = 6
@@ -88,7 +88,7 @@ def _sentence_starts(script: Script, low: int, high: int) -> Iterator[int]:
             continue
         kind, text = int(script.kinds[place]), _text(script, place)
         begins = kind in (_WORD, _NUMBER) or (kind == _SIGN and _opens(script, place, text))
-        if ended and begins:
+        if begins and (ended or _line_before(script, place)):
             yield place
         ended = _ends(kind, text) or (ended and not begins)
 
@@ -96,6 +96,12 @@ def _sentence_starts(script: Script, low: int, high: int) -> Iterator[int]:
 def _opens(script: Script, place: int, text: str) -> bool:
     straight = text[0] == '"' and script.text[max(0, script.starts[place] - 1) : script.starts[place]].strip() == ""
     return straight or unicodedata.category(text[0]) in ("Ps", "Pi")
+
+
+def _line_before(script: Script, place: int) -> bool:
+    """Whether a line ends between two tokens, for tokenizers that have no token for it."""
+    between = script.text[script.stops[place - 1] : script.starts[place]] if 0 < place < len(script) else ""
+    return not LINE_ENDS.isdisjoint(between)
 
 
 def _ends(kind: int, text: str) -> bool:
@@ -119,12 +125,14 @@ def _stop(script: Script, start: int, end: int) -> tuple[int, bool]:
 
 
 def _closes(script: Script, start: int, place: int) -> bool:
-    """Whether a sentence ends right before a place, quotation marks and brackets aside."""
+    """Whether a sentence or a line ends right before a place, quotation marks and brackets aside."""
+    if _line_before(script, place):
+        return True
     while place > start:
         place -= 1
-        text = _text(script, place)
-        if int(script.kinds[place]) != _SIGN or not _CLOSING.issuperset(text):
-            return _ends(int(script.kinds[place]), text)
+        kind, text = int(script.kinds[place]), _text(script, place)
+        if kind != _SIGN or not _CLOSING.issuperset(text) or _opens(script, place, text):
+            return _ends(kind, text)
     return False
 
 
