@@ -30,10 +30,16 @@ class Spelling:
         self.tokens: Mapping[int, str] = {place: token for token, place in vocabulary.items()}
         # The mark of a word as a token of its own.
         self.mark = vocabulary.get(self.marks) if self.marks in ("Ġ", "▁") else None
+        self._raw: dict[int, bytes | None] = {}
         self._bytes = _reads_bytes(vocabulary)
 
     def raw(self, token: int) -> bytes | None:
         """The bytes a token stands for, a word mark as a space; None for the unknown token."""
+        if token not in self._raw:
+            self._raw[token] = self._spell(token)
+        return self._raw[token]
+
+    def _spell(self, token: int) -> bytes | None:
         written = self.tokens.get(token)
         if written is None or token == self.unknown:
             return None
@@ -290,7 +296,7 @@ def _ahead(
     """The first of some tokens from which on a number of letters stand in the text ahead: (its place, theirs)."""
     for place in lost:
         ink = ""
-        for more in inks[place : place + letters]:
+        for more in inks[place : place + 2 * letters]:
             if more is None:
                 break
             ink += more

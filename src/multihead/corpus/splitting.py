@@ -74,7 +74,7 @@ _UNIT = re.compile(
     rf"|(?P<word>_*[adn](?:[adn_mczv]+|(?<=[am])'(?=a)|(?<=[am][am])-(?=a)|(?<=[am])-(?=a[am])|(?<=d)\.(?=d))*)"
     rf"|(?P<unspaced>h{_X}|g[gPmczv]*|[kP][kPmczv]*|{_CLUSTER}|[moC][mczvoC]*)"
     rf"|(?P<newline>N+)"
-    rf"|(?P<sign>[p'\-._KTv]{_X})"
+    rf"|(?P<sign>_+|[p'\-.KTv]{_X})"
     rf"|(?P<other>x)"
 )
 _STRETCH = re.compile(r"[hgkPlto](?:[hgkPltomczvC])*")

@@ -78,7 +78,7 @@ def tokenize(tokenizer: Tokenizer, reader: WordReader, text: str) -> Tokens:
         reader: Made with the same tokenizer; it finds the places where the tokenizer does not tell.
         text: What to read.
     """
-    pieces = cut_text(text)
+    pieces = cut_text(text, size=PIECE)
     if not getattr(tokenizer, "is_fast", False):
         return _joined([_placed(tokenizer, reader, text, piece) for piece in pieces])
     parts: list[Tokens] = []
@@ -192,7 +192,7 @@ def read_script(tokenizer: Tokenizer, reader: WordReader, text: str) -> Script:
         `read_script(tokenizer, WordReader(tokenizer), "A novel.").units`
     """
     tokens = tokenize(tokenizer, reader, text)
-    pieces = cut_text(text)
+    pieces = cut_text(text, size=PIECE)
     columns: list[tuple[NDArray[Any], ...]] = []
     count = 0
     for start, stop in pieces:

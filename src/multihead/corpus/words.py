@@ -56,7 +56,7 @@ class Words:
 
 
 def shown(text: str) -> str:
-    r"""A unit as a reader is shown it: without spaces around, a line end as ↵, at most 40 characters.
+    r"""A unit as a reader is shown it: at most 40 characters, no spaces around it, a line end as ↵, a space as ␣.
 
     Control characters become their pictures; signs that would turn the direction of what follows are left out.
 
@@ -66,7 +66,7 @@ def shown(text: str) -> str:
     """
     bare = text.strip()
     if not bare:
-        return "" if not text else "␣" if LINE_ENDS.isdisjoint(text) else "↵"
+        return "␣" if LINE_ENDS.isdisjoint(text) else "↵"
     # Much longer than what can be shown is not looked at.
     line = " ".join(bare[: 4 * LONGEST].split())
     clean = "".join(_picture(letter) for letter in line)
@@ -130,7 +130,7 @@ class WordReader:
     def _is_blank(self, ids: Sequence[int], spans: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Tokens of space that stand for nothing in the text, because what was around it has no token."""
         blank = np.zeros(len(ids), dtype=bool)
-        for place in np.flatnonzero(spans[:, 0] == spans[:, 1]):
+        for place in np.flatnonzero(spans[:, 0] == spans[:, 1]).tolist():
             token = int(ids[place])
             blank[place] = token != self.spelling.mark and self.spelling.text(token).isspace()
         return blank

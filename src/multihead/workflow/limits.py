@@ -58,7 +58,7 @@ def length_limits(model: nn.Module, tokenizer: object) -> Limits:
     tokenizers = _length(getattr(tokenizer, "model_max_length", None))
     rows = min(_tables(model), default=None)
     if rows is not None:
-        return Limits(hard=rows, soft=tokenizers if tokenizers and tokenizers < rows else None, scaling="a table")
+        return Limits(hard=rows, soft=_below(tokenizers, rows), scaling="a table")
     kind = _kind(model, config)
     stated = min(said, default=None)
     # MPT lays its ALiBi out once, for the length it states.
@@ -71,6 +71,10 @@ def length_limits(model: nn.Module, tokenizer: object) -> Limits:
 
 def _length(value: object) -> int | None:
     return int(value) if isinstance(value, int | float) and 0 < value < _NO_LIMIT else None
+
+
+def _below(length: int | None, hard: int) -> int | None:
+    return length if length is not None and length < hard else None
 
 
 def _tables(model: nn.Module) -> Iterator[int]:
