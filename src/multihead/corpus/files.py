@@ -14,8 +14,10 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Files(Sequence[T], Generic[T]):
-    """Files as a sequence of what is in them. One is read each time it is asked for, so that none fill the memory.
+class Files(Generic[T]):
+    """Files as a sequence of what is in them: `for`, `len` and `[place]`.
+
+    One is read each time it is asked for, so that a folder of photos does not fill the memory.
 
     Args:
         paths: The files, in order.
@@ -38,6 +40,10 @@ class Files(Sequence[T], Generic[T]):
         if isinstance(index, slice):
             return tuple(self.read(path, name) for path, name in zip(self.paths[index], self.names[index], strict=True))
         return self.read(self.paths[index], self.names[index])
+
+    def __iter__(self) -> Iterator[T]:
+        """Each file's content, read when its turn comes."""
+        return (self[place] for place in range(len(self)))
 
     def __len__(self) -> int:
         """How many files there are."""

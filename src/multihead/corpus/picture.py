@@ -48,7 +48,7 @@ class Picture:
 
     Example:
         >>> Picture("black", torch.zeros(2, 3, 3, dtype=torch.uint8)).digest
-        '2ad5d3cd6b2b8c1b'
+        '2ecec42c1a2e1f2a'
     """
 
     name: str

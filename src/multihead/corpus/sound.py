@@ -156,7 +156,7 @@ def resample(samples: Float32[Tensor, " samples"], *, rate: int, new_rate: int) 
     taps = torch.arange(-reach, reach + 1)
     # An output stands at a whole place and one of `new` fractions: one filter for each.
     apart = torch.arange(new, dtype=torch.float64)[:, None] / new - taps
-    window = torch.special.i0(_BETA * (1 - (apart / (reach + 1)) ** 2).clamp(min=0).sqrt()) / np.i0(_BETA)
+    window = torch.special.i0(_BETA * (1 - (apart / (reach + 1)) ** 2).clamp(min=0).sqrt()) / float(np.i0(_BETA))
     filters = (cutoff * torch.sinc(cutoff * apart) * window).float()
     padded = torch.nn.functional.pad(samples, (reach, reach + old))
     total = math.ceil(len(samples) * new / old)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from multihead.corpus import Picture, TokenClasses, resize_pixels, small_png
+from multihead.corpus import Files, Picture, TokenClasses, resize_pixels, small_png
 from multihead.error import MultiheadError
 from multihead.hooks import Call, watching
 from multihead.interop import PictureFacts, picture_part
@@ -55,7 +55,9 @@ class Layout:
         return self.before + self.rows * self.columns
 
 
-def encode_pictures(model: nn.Module, facts: PictureFacts, pictures: Sequence[Picture]) -> EncodedMedia:
+def encode_pictures(
+    model: nn.Module, facts: PictureFacts, pictures: Files[Picture] | Sequence[Picture]
+) -> EncodedMedia:
     """Make pictures ready for a model, and say which place of its input is what.
 
     One picture is run first, to see how many places the attention has: what is not a patch stands in front of them.

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float32
 from torch import Tensor, nn
 
-from multihead.corpus import CLASSES, Sound, TokenClasses, grey_png, resample, token_classes
+from multihead.corpus import CLASSES, Files, Sound, TokenClasses, grey_png, resample, token_classes
 from multihead.error import MultiheadError
 from multihead.interop import SoundFacts, log_mel, reads_sounds
 from multihead.measure import Batch, Span
@@ -30,7 +30,7 @@ _PICTURE_COLUMNS, _PICTURE_ROWS, _GREYS = 320, 40, 15
 
 
 def encode_sounds(
-    model: nn.Module, facts: SoundFacts, sounds: Sequence[Sound], *, tokenizer: Any = None
+    model: nn.Module, facts: SoundFacts, sounds: Files[Sound] | Sequence[Sound], *, tokenizer: Any = None
 ) -> EncodedMedia:
     """Make recordings ready for a model, and say which place of its encoder is sound and which is silence.
 
