@@ -75,7 +75,14 @@ FALLBACK = {
             "mpt",
             hf.MptForCausalLM,
             lambda: hf.MptConfig(
-                vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, max_seq_len=64, bos_token_id=1, eos_token_id=2
+                vocab_size=VOCAB,
+                d_model=32,
+                n_layers=2,
+                n_heads=4,
+                max_seq_len=64,
+                use_cache=True,
+                bos_token_id=1,
+                eos_token_id=2,
             ),
         ),
         Tail("longformer", hf.LongformerModel, lambda: hf.LongformerConfig(**ENCODER, attention_window=4)),
