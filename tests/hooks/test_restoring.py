@@ -119,12 +119,12 @@ def test_no_lookout_stays_up_when_a_layer_fails(name, fault):
 @pytest.mark.parametrize("fault", [Broken, KeyboardInterrupt])
 def test_the_watch_goes_on_after_an_exception_was_caught_inside(fault):
     model, inputs = ready("albert")
-    calls = []
+    calls, passes = [], []
 
     def stop(*_):
         raise fault
 
-    with torch.no_grad(), watching(model, lambda call: calls.append(call.site)):
+    with torch.no_grad(), watching(model, lambda call: calls.append(call.site), on_pass=passes.append):
         handle = model.albert.encoder.albert_layer_groups[0].albert_layers[0].ffn.register_forward_pre_hook(stop)
         with pytest.raises(fault):
             model(**inputs)
@@ -132,6 +132,7 @@ def test_the_watch_goes_on_after_an_exception_was_caught_inside(fault):
         assert [site.repeat for site in calls] == [0]
         model(**inputs)
     assert [site.repeat for site in calls] == [0, 0, 1, 2]
+    assert passes == [False, True]
 
 
 def test_a_part_run_by_itself_after_an_exception_begins_anew():
