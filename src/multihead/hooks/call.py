@@ -66,8 +66,8 @@ class Call:
         residual: Input of the block around the layer (batch, q_len, width), or None if there is no such block.
         queries: Tokens at the query positions.
         keys: Tokens at the key positions.
-        kernel: Name of the model's own implementation, e.g. `"sdpa"`; of a module that computes attention by itself, what
-            was seen of it: `"softmax (fallback)"` or `"scaled_dot_product_attention (fallback)"`.
+        kernel: Name of the model's own implementation, e.g. `"sdpa"`; of a module that computes attention by itself,
+            what was seen of it: `"softmax (fallback)"` or `"scaled_dot_product_attention (fallback)"`.
     """
 
     site: Site
