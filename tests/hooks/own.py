@@ -6,6 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from hooks.tail import Tail
+from multihead.layer import MultiHeadAttention
+
 WIDTH, HEADS, LENGTH = 16, 4, 7
 
 
@@ -145,3 +148,24 @@ class OneModule(nn.Module):
             y = torch.einsum("bhij,bhjd->bihd", torch.einsum("bhid,bhjd->bhij", q, k).softmax(-1), v)
             x = x + out(y.flatten(2))
         return x
+
+
+OWN = {
+    tail.name: tail
+    for tail in (
+        Tail("tutorial module", Tutorial, lambda: None, "states"),
+        Tail("tutorial heads", ManyHeads, lambda: None, "states"),
+        Tail("annotated transformer", MultiHeadedAttention, lambda: None, "three"),
+        Tail("nanogpt", lambda: NanoGPT(True), lambda: None, "few tokens"),
+        Tail("nanogpt by hand", lambda: NanoGPT(False), lambda: None, "few tokens"),
+        Tail("nn.MultiheadAttention", lambda: nn.MultiheadAttention(WIDTH, HEADS), lambda: None, "three"),
+        Tail(
+            "nn.TransformerEncoder",
+            lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, 24, batch_first=True), 2),
+            lambda: None,
+            "torch",
+        ),
+        Tail("nn.Transformer", lambda: nn.Transformer(WIDTH, HEADS, 2, 2, 24, batch_first=True), lambda: None, "two"),
+        Tail("multihead.MultiHeadAttention", lambda: MultiHeadAttention(WIDTH, HEADS), lambda: None, "three"),
+    )
+}

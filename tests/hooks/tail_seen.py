@@ -127,9 +127,9 @@ SEEN = {
             "llava",
             hf.LlavaForConditionalGeneration,
             lambda: hf.LlavaConfig(
-                text_config=hf.LlamaConfig(**DECODER),
+                text_config=hf.LlamaConfig(**(DECODER | {"vocab_size": VOCAB + 1})),
                 vision_config=hf.CLIPVisionConfig(**PICTURE),
-                image_token_id=VOCAB - 1,
+                image_token_id=VOCAB,
                 vision_feature_layer=-1,
             ),
             reads="pictures in words",

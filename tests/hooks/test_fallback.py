@@ -16,7 +16,10 @@ from hooks.own import (
     OneModule,
     Tutorial,
 )
+from hooks.tail_fallback import FALLBACK
+from multihead.error import MultiheadError
 from multihead.hooks import addresses, gated, locate, watching
+from multihead.layer import MultiHeadAttention
 
 
 def ready(model):
@@ -232,6 +235,109 @@ def test_a_hook_of_the_users_own_runs_once_and_keeps_torchs_path():
     calls = told(model, states())
     assert len(ran) == 3
     assert [place for place, _ in calls] == [("", 0), ("", 1)]
+
+
+@pytest.mark.filterwarnings("ignore:.*[Nn]ested.tensor")
+def test_a_packed_input_that_meets_hooks_is_refused_and_goes_its_way():
+    model = ready(nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, 24, batch_first=True), 2))
+    model.layers[1].register_forward_hook(lambda *_: None)
+    x, options = states(), {"src_key_padding_mask": masks("padding", LENGTH)["key_padding_mask"]}
+    passes = []
+    with torch.no_grad():
+        plain = model(x, **options)
+        with (
+            pytest.raises(MultiheadError, match="its input is a nested tensor"),
+            watching(model, lambda call: None, on_pass=passes.append),
+        ):
+            assert torch.equal(model(x, **options), plain)
+    assert passes == [True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", ["bloom", "gpt-neo", "mpnet", "deberta-v2", "falcon", "openai-gpt"])
+def test_other_dtypes(name, dtype):
+    tail = FALLBACK[name]
+    model, calls = tail.build("eager").to(dtype), []
+    inputs = tail.inputs()
+    with torch.no_grad():
+        plain = model(**inputs, output_attentions=True)
+        with watching(model, calls.append):
+            assert torch.equal(model(**inputs)[0], plain[0])
+    for call, want in zip(calls, plain.attentions, strict=True):
+        # The model rounds scores and weights; what is told is worked out from what it has before or after.
+        slack = 1e-6 if dtype == torch.float64 else 0.05
+        torch.testing.assert_close(weights_of(call.problem), want.double(), atol=slack, rtol=0)
+
+
+def test_watching_in_the_middle_of_a_mode_of_the_users_own():
+    class Counted(torch.overrides.TorchFunctionMode):
+        count = 0
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            Counted.count += func is torch.nn.functional.softmax
+            return func(*args, **(kwargs or {}))
+
+    model, calls = ready(Tutorial()), []
+    with torch.no_grad(), Counted(), watching(model, calls.append):
+        model(states())
+    assert (Counted.count, len(calls)) == (1, 1)
+
+
+def test_weights_that_are_changed_after_the_softmax_are_not_told():
+    class Sharpened(Tutorial):
+        def forward(self, x):
+            q, k, v = (f(x).view(*x.shape[:2], HEADS, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+            weights = (q @ k.mT).softmax(-1) ** 2
+            return weights @ v
+
+    model = ready(Sharpened())
+    with pytest.raises(MultiheadError, match="its weights go through pow after"), watching(model, lambda call: None):
+        model(states())
+
+
+def test_rows_that_are_emptied_after_the_softmax_are_masked():
+    class Emptied(Tutorial):
+        def forward(self, x, keep):
+            q, k, v = (f(x).view(*x.shape[:2], HEADS, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+            shut = ~keep[:, None, None]
+            weights = (q @ k.mT).masked_fill(shut, -torch.inf).softmax(-1).masked_fill(~keep[:, None, :, None], 0.0)
+            return weights @ v
+
+    model, calls = ready(Emptied()), []
+    keep = torch.ones(2, LENGTH, dtype=torch.bool)
+    keep[1, -2:] = False
+    with torch.no_grad(), watching(model, calls.append):
+        model(states(), keep)
+    want = (keep[:, None, :, None] & keep[:, None, None]).expand(2, HEADS, LENGTH, LENGTH)
+    assert torch.equal(calls[0].problem.mask.expand_as(want), want)
+
+
+def test_attention_in_pieces_is_not_told():
+    class Halves(Tutorial):
+        def forward(self, x):
+            q, k, v = (f(x).view(*x.shape[:2], HEADS, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+            return torch.cat([(part @ k.mT).softmax(-1) @ v for part in q.split(4, dim=2)], dim=2)
+
+    model = ready(Halves())
+    with pytest.raises(MultiheadError, match="in pieces, block by block"), watching(model, lambda call: None):
+        model(states())
+    with pytest.raises(MultiheadError, match="in pieces"), gated(model, {"L0.H0": 0.0}):
+        model(states())
+
+
+def test_both_kinds_in_one_model_are_seen():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([Tutorial(), MultiHeadAttention(WIDTH, HEADS), ManyHeads()])
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = x + layer(x)
+            return x
+
+    calls = told(ready(Both()), states())
+    assert [call.kernel.partition(" ")[0] for _, call in calls] == ["softmax", "multihead", *["softmax"] * HEADS]
 
 
 def test_training_and_gradients_of_torchs_encoder_are_the_same():

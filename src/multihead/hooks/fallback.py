@@ -85,6 +85,11 @@ def _forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(self, TORCHS_OWN):
         with Lookout(self, taps, args, kwargs):
             return original(*args, **kwargs)
+    if any(isinstance(given, Tensor) and given.is_nested for given in (*args, *kwargs.values())):
+        # An encoder that someone else has hung hooks in packs its input, and its layers leave their fast path.
+        for tap in taps:
+            tap.refuse(self, "its input is a nested tensor")
+        return original(*args, **kwargs)
     acts = any(tap.acts for tap in taps)
     if RUNNING.beside or acts or not _may_be_fast(self, args, kwargs):
         return _looked_at(self, taps, original, args, kwargs, slow=RUNNING.beside or acts)

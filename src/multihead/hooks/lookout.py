@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -86,7 +87,9 @@ class Lookout(TorchFunctionMode):
             record = self._record(operand)
             if record is not None:
                 use = Use(name=name, place=place, args=args, kwargs=kwargs, result=result)
-                self._keep(result, follow(record, use))
+                with torch.no_grad():
+                    # Nothing is added to the model's graph: checkpoints count what it saves.
+                    self._keep(result, follow(record, use))
                 if name.endswith("setitem__"):
                     self._keep(operand, None)
                 return
@@ -191,7 +194,9 @@ class Lookout(TorchFunctionMode):
         if axes is not None:
             values = values.permute(axes.right)
         batch = self._batch(record.scores if record.scores.ndim == 4 else weights)
-        return self._tell(told_scores(record, values, batch), result, None if axes is None else axes.out)
+        with torch.no_grad():
+            told = told_scores(record, values, batch)
+        return self._tell(told, result, None if axes is None else axes.out)
 
     def _sdpa(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         for tap in self._taps:
@@ -201,7 +206,9 @@ class Lookout(TorchFunctionMode):
         if given["query"].ndim not in (3, 4):
             self._refuse(f"its queries have {given['query'].ndim} dimensions")
             return result
-        return self._tell(told_sdpa(given, self._batch(given["query"])), result, None)
+        with torch.no_grad():
+            told = told_sdpa(given, self._batch(given["query"]))
+        return self._tell(told, result, None)
 
     def _tell(self, told: Told, result: Tensor, order: tuple[int, ...] | None) -> Tensor:
         """Hand a call on, and its gated output back to the model in the model's own layout."""

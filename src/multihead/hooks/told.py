@@ -11,6 +11,8 @@ from multihead.hooks.lineage import SHUT, Product, Weights
 from multihead.hooks.tap import OwnCall
 
 _SOFTMAX = "softmax (fallback)"
+# Rows in which scores that were put together again are compared with those of the model.
+_ROWS = 16
 _SDPA = "scaled_dot_product_attention (fallback)"
 
 
@@ -132,25 +134,19 @@ def _product(
     if product.scale == 0 or not _fits(product, scores, batch):
         return None
     q, k = _apart(product.q, batch), _apart(product.k, batch)
+    mask: Tensor | None = None
     bias: Tensor | None = None
+    # One by one: each term may hold one row, or one head, for all.
     for factor, term in product.added:
-        each = _apart(term, batch) * factor if factor != 1 else _apart(term, batch)
-        bias = each if bias is None else bias + each
-    mask, bias = (None, None) if bias is None else _split(bias)
+        each = _apart(term, batch).to(scores.dtype)
+        open_here, rest = _split(each * factor if factor != 1 else each)
+        mask = open_here if mask is None else mask if open_here is None else mask & open_here
+        bias = rest if bias is None else bias if rest is None else bias + rest
     for shut in product.shut:
         mask = ~_apart(shut, batch) if mask is None else mask & ~_apart(shut, batch)
     q = q.expand(*scores.shape[:2], -1, -1)
-    if bias is not None and not bias.is_floating_point():
-        bias = bias.to(scores.dtype)
-    wide = torch.promote_types(torch.float32, q.dtype)
-    found = q.detach().to(wide) @ k.detach().to(wide).transpose(-1, -2) * product.scale
-    found = found if bias is None else found + bias.detach()
-    hidden = scores <= SHUT
-    if mask is not None and not bool(((~mask) == hidden).all()):
-        return None
-    if mask is None and bool(hidden.any()):
-        return None
-    return (q, k, product.scale, mask, bias) if _are_close(found, scores, hidden) else None
+    parts = q, k, product.scale, mask, bias
+    return parts if _are_those(scores, *parts) else None
 
 
 def _fits(product: Product, scores: Tensor, batch: int) -> bool:
@@ -160,8 +156,24 @@ def _fits(product: Product, scores: Tensor, batch: int) -> bool:
     return sizes == (whole, *scores.shape[2:]) and keys in (1, batch, whole) and product.q.shape[-1] > 0
 
 
-def _are_close(found: Tensor, scores: Tensor, hidden: Tensor) -> bool:
-    """Whether scores that were put together again are those of the model, as exactly as its dtype tells."""
-    want = scores.masked_fill(hidden, 0.0)
+def _are_those(scores: Tensor, q: Tensor, k: Tensor, scale: float, mask: Tensor | None, bias: Tensor | None) -> bool:
+    """Whether scores that were put together again are those of the model, as exactly as its dtype tells.
+
+    A function that was taken for another shows in every row, so some rows are enough.
+    """
+    length = scores.shape[2]
+    rows = torch.linspace(0, length - 1, min(length, _ROWS), device=scores.device).round().long()
+    wide = torch.promote_types(torch.float32, q.dtype)
+    found = q[:, :, rows].to(wide) @ k.to(wide).transpose(-1, -2) * scale
+    found = found if bias is None else found + _cut(bias, rows)
+    want = scores[:, :, rows]
+    hidden = want <= SHUT
+    shut = torch.zeros_like(hidden) if mask is None else (~_cut(mask, rows)).expand_as(hidden)
+    want = want.masked_fill(hidden, 0.0)
     slack = max(1e-5, 8 * torch.finfo(scores.dtype).eps) * (1 + want.abs().amax(-1, keepdim=True))
-    return bool(((found - want).abs() <= slack).logical_or(hidden).all())
+    return torch.equal(shut, hidden) and bool(((found - want).abs() <= slack).logical_or(hidden).all())
+
+
+def _cut(given: Tensor, rows: Tensor) -> Tensor:
+    """Some rows of a mask or bias that may have one for all."""
+    return given if given.shape[2] == 1 else given[:, :, rows]

@@ -171,6 +171,7 @@ class Trace:
         if any(frame.module is module for frame in state.frames):
             # No module runs inside itself: an interrupt (Ctrl-C) ended the earlier pass without leaving it.
             state.frames.clear()
+            self._on_end(None)
         if not state.frames:
             state.visits.clear()
         self._visit(module)
