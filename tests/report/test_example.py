@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_left_out_but_not_the_repeats():
     assert sum(len(one.data) for one in shown) * 4 / 3 <= A_HEAD
     pictured = example("abcd", {}, grid=(2, 2), picture=b"x" * 20_000)
     assert chosen(with_examples(pictured))[0] == []
-    assert len(chosen(with_examples(pictured, heads=9))[0]) == 1
+    assert len(chosen(with_examples(pictured, heads=20))[0]) == 1
 
 
 def test_an_example_is_told_with_its_document(seed):
