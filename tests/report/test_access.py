@@ -10,6 +10,10 @@ from report.browsing import cell, selected
 pytestmark = pytest.mark.browser
 
 
+WANTED = ("theme", " stat", "other", " sink", " cell", " order", " induction", " twin", "arcs", " ex", "cell p",
+          "SUMMARY rules", "SUMMARY table", "SUMMARY how")  # fmt: skip
+
+
 @pytest.fixture(scope="session")
 def axe():
     """The source of axe-core, which the page's policy lets in only from outside the page."""
@@ -32,10 +36,11 @@ def faults(page, axe):
     ("name", "scheme"),
     [
         ("deep", "light"),
-        ("compare", "dark"),
         *(
             pytest.param(name, scheme, marks=pytest.mark.slow)
-            for name, scheme in (("deep", "dark"), ("compare", "light"), ("zh", "light"), ("zh", "dark"))
+            for name in ("deep", "compare", "zh")
+            for scheme in ("dark", "light")
+            if (name, scheme) != ("deep", "light")
         ),
         *(pytest.param(name, "light", marks=pytest.mark.slow) for name in ("stacks", "images", "audio", "old")),
     ],
@@ -60,18 +65,24 @@ def test_words_and_ink_stand_out_from_every_ground(visit, scheme):
     with visit("one", color_scheme=scheme) as page:
         poor = page.evaluate(
             """() => {
-                const light = c => { const [r, g, b] = c.map(x => { x /= 255; return x <= .03928 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4; }); return .2126 * r + .7152 * g + .0722 * b; };
-                const ratio = (a, b) => { const [x, y] = [light(a), light(b)].sort((p, q) => q - p); return (x + .05) / (y + .05); };
-                const keys = "induction previous next previous2 same self punctuation newline digit rest near wide none".split(" "), out = [];
+                const linear = x => x <= .03928 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4;
+                const light = c => [.2126, .7152, .0722].reduce((sum, k, i) => sum + k * linear(c[i] / 255), 0);
+                const ratio = (a, b) => {
+                    const [x, y] = [light(a), light(b)].sort((p, q) => q - p);
+                    return (x + .05) / (y + .05);
+                };
+                const out = [], keys = [...new Set([...document.styleSheets[0].cssRules].map(
+                    r => r.selectorText?.match(/^\\.r-(\\w+)$/)?.[1]).filter(Boolean))];
                 for (const k of keys) {
-                    const [text, ground, ink, paper] = [`--${k}`, `--${k}-bg`, `--${k}-ink`, "--paper"].map(v => resolve(`var(${v})`));
+                    const names = [`--${k}`, `--${k}-bg`, `--${k}-ink`, "--paper"];
+                    const [text, ground, ink, paper] = names.map(v => resolve(`var(${v})`));
                     if (ratio(text, paper) < 4.4) out.push([k, "text", ratio(text, paper)]);
                     if (ratio(ink, ground) < 4.5) out.push([k, "ink", ratio(ink, ground)]);
                 }
-                return out;
+                return [keys.length, out];
             }"""
         )
-        assert poor == []
+        assert poor == [16, []]
 
 
 def test_the_keyboard_alone_reaches_everything(visit):
@@ -85,13 +96,13 @@ def test_the_keyboard_alone_reaches_everything(visit):
         for _ in range(90):
             page.keyboard.press("Tab")
             reached.append(page.evaluate(
-                "(e => [e.id, e.name, e.dataset.filter, e.className, e.tagName, e.closest('details')?.id].join(' '))(document.activeElement)"
+                """(e => [e.id, e.name, e.dataset.filter, e.className, e.tagName, e.closest("details")?.id].join(" "))(
+                    document.activeElement)"""
             ))  # fmt: skip
             if "BODY" in reached[-1]:
                 break
         text = "\n".join(reached)
-        for wanted in ("theme", " stat", "other", " sink", " cell", " order", " induction", " twin", "arcs", " ex", "SUMMARY rules",
-                       "SUMMARY table", "cell p", "SUMMARY how"):  # fmt: skip
+        for wanted in WANTED:
             assert wanted in text, wanted
         assert len(reached) < 90
         outline = "e => getComputedStyle(e).outlineStyle"
@@ -109,7 +120,9 @@ def test_names_for_a_screen_reader(visit):
         for i in (0, 7, 59):
             label = cell(page, page.data["names"][i]).get_attribute("aria-label")
             assert label.startswith(page.data["names"][i] + ", ")
-        unnamed = page.locator("svg[role=img], canvas[role=img]").evaluate_all("all => all.filter(e => !e.ariaLabel).length")
+        unnamed = page.locator("svg[role=img], canvas[role=img]").evaluate_all(
+            "all => all.filter(e => !e.ariaLabel).length"
+        )
         assert unnamed == 0
         assert page.locator("#live").get_attribute("aria-live") == "polite"
 
@@ -142,8 +155,9 @@ def test_the_page_of_two_records(visit, name):
         page.locator(".cell[tabindex='0']").first.focus()
         page.keyboard.press("End")
         assert page.evaluate("document.activeElement.id") == "a-" + page.data["names"][-1]
-        page.locator("h1 [data-filter]").click()
-        assert page.locator(".cell:not(.dim)").count() == 2 * len(page.data["flips"])
+        if page.data["flips"]:
+            page.locator("h1 [data-filter]").click()
+            assert page.locator(".cell:not(.dim)").count() == 2 * len(page.data["flips"])
         page.keyboard.press("Escape")
         assert page.locator(".cell.dim").count() == 0
         for width in (1440, 900, 400):

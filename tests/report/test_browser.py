@@ -227,7 +227,9 @@ def test_without_script_the_grid_and_the_table_are_there(visit):
         assert picture != cell(page, "L0.H1").screenshot()
 
 
-@pytest.mark.parametrize("name", ["wide", "deep", "stacks", "hostile"])
+@pytest.mark.parametrize(
+    "name", ["deep", "hostile", *(pytest.param(name, marks=pytest.mark.slow) for name in ("wide", "stacks"))]
+)
 def test_nothing_scrolls_sideways(visit, name):
     with visit(name) as page:
         page.evaluate("for (const d of document.querySelectorAll('details')) d.open = true")

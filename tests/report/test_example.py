@@ -110,9 +110,7 @@ def test_a_head_that_rests_is_shown_where_it_rests_most():
     sums = dict(record.texts.sums) | {"first_token": np.ones((3, 1)), "self": np.zeros((3, 1))}
     sums |= {"previous": np.zeros((3, 1)), "next": np.zeros((3, 1)), "token_class": np.zeros((3, 1, 6))}
     calm = dict(record.repeats.sums) | {"induction": np.zeros((2, 1)), "same_token": np.zeros((2, 1))}
-    record = replace(
-        record, texts=replace(record.texts, sums=sums), repeats=replace(record.repeats, sums=calm)
-    )
+    record = replace(record, texts=replace(record.texts, sums=sums), repeats=replace(record.repeats, sums=calm))
     assert judge(record).rules[judge(record).rule[0]].key == "rest"
     assert chosen(record)[1] == [1]
 
