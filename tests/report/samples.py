@@ -38,7 +38,7 @@ WORDS = (
     ),
     (*(f"word{i}" for i in range(58)), "\U0001f642", "\U0001f469\u200d\U0001f4bb", "\n"),
 )
-CYCLE = tuple(["blue", "river", "seven", "candle", "winter", "blue", "river", "seven", "candle", "winter", "blue", "river", "seven"])
+CYCLE = (*("blue", "river", "seven", "candle", "winter") * 2, "blue", "river", "seven")
 CLASSES = ("special", "word start", "continuation", "punctuation", "digit", "newline")
 KINDS = ("previous", "next", "self", "sink", "wide", "near", "induction", "same")
 TEXTS = ("story.txt", "list.txt", "code.py")

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multihead.report.number import listing, plural, round_share, show
+from multihead.measure.role.printed import round_share
+from multihead.report.number import cut, show
+from multihead.report.speech import load_speech
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,13 @@ def test_what_is_printed_is_the_number_to_two_digits(value):
 
 
 def test_counts_and_lists_are_words():
-    assert [plural(n, "head") for n in (0, 1, 2, 1024)] == ["0 heads", "1 head", "2 heads", "1,024 heads"]
-    assert plural(3, "more", "more") == "3 more"
-    assert [listing(["a", "b", "c"][:n]) for n in (1, 2, 3)] == ["a", "a and b", "a, b and c"]
+    english, chinese = load_speech("en"), load_speech("zh")
+    told = [english.count("count.head", n) for n in (0, 1, 2, 1024)]
+    assert told == ["0 heads", "1 head", "2 heads", "1,024 heads"]
+    assert chinese.count("count.document", 1024) == "1,024 篇文档"
+    assert [english.listing(["a", "b", "c"][:n]) for n in (1, 2, 3)] == ["a", "a and b", "a, b and c"]
+
+
+def test_long_texts_are_cut():
+    assert cut("abcd", 4) == "abcd"
+    assert cut("abcde", 4) == "abc…"

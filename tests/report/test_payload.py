@@ -23,7 +23,9 @@ def test_every_number_of_the_record_is_in_the_page(record):
             told = stat(data, f"{name}/{quantity.name}")
             assert np.allclose(floats(told["values"]), statistics.value(quantity.name), rtol=1e-4, atol=0)
             assert (told["of"], told["even"], told["unit"]) == (quantity.content_of, quantity.even, quantity.unit)
-    known = {f"texts/{q.name}" for q in record.texts.scalars()} | {f"repeats/{q.name}" for q in record.repeats.scalars()}
+    known = {f"texts/{q.name}" for q in record.texts.scalars()} | {
+        f"repeats/{q.name}" for q in record.repeats.scalars()
+    }
     assert {s["id"] for s in data["stats"]} - known == {"texts/nearest"}
 
 

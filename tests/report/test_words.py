@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from measure.role.test_label import record as with_values
 from multihead.error import MultiheadError
 from multihead.measure.role import NONE, RULES, judge
 from multihead.record import Quantity
@@ -11,7 +12,6 @@ from multihead.report import render_page
 from multihead.report.part import parts_of
 from multihead.report.speech import LANGUAGES, load_speech
 from multihead.report.words import name_sink, pick_starts, write_second, write_sentence
-from measure.role.test_label import record as with_values
 from report.reading import Reader, data_of
 from report.samples import make_record
 from report.test_page import speaking
@@ -48,11 +48,30 @@ def test_no_english_is_left_on_a_chinese_page():
     page = render_page(speaking("☃"), lang="zh")
     reader = Reader(page)
     shown = [reader.text, *(v for _, n, v in reader.attributes if n in ("aria-label", "title", "label"))]
-    shown += [text for text in data_of(page)["words"].values()]
-    kept = {"multihead", "Esc", "CKA", "SVG", "CSV", "PNG", "NaN", "json", "parquet", "record", "heads", "UTC", "n", "s"}
+    shown += list(data_of(page)["words"].values())
+    kept = {
+        "multihead",
+        "Esc",
+        "CKA",
+        "SVG",
+        "CSV",
+        "PNG",
+        "NaN",
+        "json",
+        "parquet",
+        "record",
+        "heads",
+        "UTC",
+        "n",
+        "s",
+    }
     names = {q.name for q in make_record(1, 2).texts.quantities} | {"nearest"}
     for text in shown:
-        bare = re.sub(r"\{\w+\}|https?\S+|L\d+\.H\d+|(?<!\w)\d[\d.,e+-]*[MBk]?|\b(B|M|k)\b", " ", text.replace(ENGLISH("formula.nearest"), ""))
+        bare = re.sub(
+            r"\{\w+\}|https?\S+|L\d+\.H\d+|(?<!\w)\d[\d.,e+-]*[MBk]?|\b(B|M|k)\b",
+            " ",
+            text.replace(ENGLISH("formula.nearest"), ""),
+        )
         words = {w for w in re.findall(r"[A-Za-z_]\w*", bare) if w not in kept and w not in names}
         assert not words, (words, text[:200])
 
@@ -91,7 +110,9 @@ def test_the_second_sentence_tells_what_is_beside_the_roles():
     values = {"output_ratio": [0.4, 1.0, 1.0], "similarity_content": ((), [[1, 0.95, 0], [0.95, 1, 0], [0, 0, 1]])}
     told = [(p.key, p.count, p.text) for p in write_second(judge(with_values(values)), ENGLISH)]
     assert told == [("quiet", 1, "writes little"), ("twin", 2, "look like a neighbour")]
-    assert [p.text for p in write_second(judge(with_values({"output_ratio": [1.0]})), ENGLISH)] == ["None writes little"]
+    assert [p.text for p in write_second(judge(with_values({"output_ratio": [1.0]})), ENGLISH)] == [
+        "None writes little"
+    ]
     assert write_second(judge(with_values({"self": [0.1]})), ENGLISH) == []
 
 

@@ -127,7 +127,7 @@ function patches(e, links, full) {             // a picture: the weights lie on 
   received.forEach((v, i) => {
     const x = (i % columns) * lane, y = Math.floor(i / columns) * high, on = i === S.word;
     svg.append(make("g", {class: "w" + (on ? " on" : ""), "data-w": i},
-      box(x.toFixed(1), y.toFixed(1), lane.toFixed(1), high.toFixed(1), v > 0 ? "var(--tone)" : "transparent", {"fill-opacity": (.85 * Math.sqrt(clamp(v / top))).toFixed(2), class: "patch"}),
+      box(x.toFixed(1), y.toFixed(1), lane.toFixed(1), high.toFixed(1), v > 0 ? "var(--induction-bg)" : "transparent", {"fill-opacity": (.85 * Math.sqrt(clamp(v / top))).toFixed(2), class: "patch"}),
       S.word !== null && v >= .03 ? make("text", {class: "pct", x: (x + lane / 2).toFixed(1), y: (y + high / 2 + 4).toFixed(1), "text-anchor": "middle"}, String(Math.round(100 * v))) : null));
   });
   if (S.word !== null) svg.append(svg.querySelector(".w.on"));

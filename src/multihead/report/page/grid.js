@@ -31,14 +31,15 @@ function paint() {
 }
 function arrange() {                           // in layers, or from the highest value to the lowest
   const s = chosen(), key = h => s ? s.values[h] : judged(h), group = h => s ? 0 : D.heads[h][4];
-  const rank = (a, b) => group(a) - group(b) || compare(key(b), key(a)) || a - b, ranked = S.order === "rank";
+  const rank = (a, b) => group(a) - group(b) || compare(key(b), key(a)) || a - b, ranked = S.order === "rank", had = document.activeElement;
   for (const stack of document.querySelectorAll(".stack")) {
     const mine = ORDER.filter(c => stack.contains(c));
     if (ranked) stack.querySelector(".ranks").append(...mine.sort((a, b) => rank(+a.dataset.i, +b.dataset.i)));
-    else for (const cell of mine) HOME.get(cell).append(cell);
+    else if (stack.querySelector(".ranks .cell")) for (const cell of mine) HOME.get(cell).append(cell);
     stack.querySelector(".layers").hidden = ranked;
     stack.querySelector(".ranked").hidden = !ranked;
   }
+  if (had?.matches(".cell")) had.focus({preventScroll: true});   // what is moved loses the focus
   staples();
 }
 

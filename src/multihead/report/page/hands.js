@@ -21,7 +21,7 @@ function byHand(h, focus) { choose(h, focus); remember(); }     // a choice made
 // the address remembers what is shown: #L18.H6&stat=texts/entropy&sink=out&filter=induction&order=rank&cell=dist ----
 const KEPT = {stat: "", sink: "in", filter: null, order: "layers", cell: "map", ex: null};
 function remember() {
-  const parts = Object.entries(KEPT).filter(([k, v]) => S[k] !== v).map(([k]) => `${k}=${encodeURIComponent(S[k])}`);
+  const parts = Object.entries(KEPT).filter(([k, v]) => S[k] !== v).map(([k]) => `${k}=${encodeURIComponent(S[k]).replaceAll("%2F", "/")}`);
   try { history.replaceState(null, "", "#" + [D.names[S.head], ...parts].join("&")); } catch { /* an embedded page has no address of its own */ }
 }
 function decoded(text) { try { return decodeURIComponent(text); } catch { return text; } }
@@ -31,7 +31,7 @@ function fromAddress() {
     const [k, v] = part.split("=").map(decoded), name = /^\d+\.\d+$/.test(k) ? `L${k.replace(".", ".H")}` : k;
     if (v === undefined) { if (D.names.includes(name)) head = D.names.indexOf(name); continue; }
     if (k === "stat") S.stat = STATS.has(v) ? v : STATS.has(`texts/${v}`) ? `texts/${v}` : S.stat;
-    else if (k === "filter") S.filter = v in KINDS || D.rules.some(r => r.key === v) ? v : S.filter;
+    else if (k === "filter") S.filter = Object.hasOwn(KINDS, v) || D.rules.some(r => r.key === v) ? v : S.filter;
     else if (k === "ex") S.ex = D.examples[Number(v)] ? Number(v) : S.ex;
     else if (["sink", "cell", "order"].includes(k) && [...document.getElementsByName(k)].some(i => i.value === v)) S[k] = v;
   }
