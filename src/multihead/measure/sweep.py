@@ -8,8 +8,8 @@ from torch import Tensor
 from multihead.attend import Problem
 from multihead.measure.scene import Scene
 from multihead.measure.statistic.contract import Contribution, Missing, OfTile, OfWhole, Statistic
-from multihead.measure.tile import LEAST, Tile, Whole
-from multihead.measure.weigh import FLOOR, Rows, join_rows, weigh
+from multihead.measure.tile import LEAST, Tile, Whole, bin_sums
+from multihead.measure.weigh import FLOOR, Rows, find_sunk, join_rows, weigh
 
 ELEMENTS = 3 << 19
 """Weights in a tile, about: few enough for the cache, so many that the work outweighs the calls."""
@@ -95,16 +95,20 @@ class _Gathered:
         cols = _columns(problem, rows)
         allowed, visible = self._sight(rows, cols)
         scores = self.scene.unmasked.scores(rows, cols)
-        weights, known = weigh(scores, allowed, visible, problem.normaliser)
+        sunk = find_sunk(self.scene.sunk[:, cols], problem.batch, scores)
+        content, sunk, known = weigh(scores, allowed, visible, problem.normaliser, sunk)
         counted = self.scene.queries.kept[:, None, rows] & known.finite & (known.sees >= LEAST)
+        bins, sums = bin_sums(self.scene, rows, content, sunk, counted, cols.start)
         self.rows.append(known)
-        self.columns[..., cols] += (counted.to(weights)[:, :, None] @ weights)[:, :, 0]
+        self.columns[..., cols] += sums[..., :-1, :].sum(2, dtype=torch.float64)
         return Tile(
             scene=self.scene,
             rows=rows,
             cols=cols,
-            weights=weights,
-            prefix=_running_sum(weights),
+            content=content,
+            sunk=sunk,
+            bins=bins,
+            sums=sums,
             visible=visible,
             counted=counted,
             all_count=bool(counted.all()),
@@ -137,14 +141,6 @@ class _Gathered:
             return allowed, allowed
         self.leaks = True
         return allowed, visible
-
-
-def _running_sum(weights: Tensor) -> Tensor:
-    """Sums of the first 0, 1, ... weights of each row."""
-    sums = weights.new_empty((*weights.shape[:-1], weights.shape[-1] + 1))
-    sums[..., 0] = 0.0
-    torch.cumsum(weights, -1, out=sums[..., 1:])
-    return sums
 
 
 def _columns(problem: Problem, rows: slice) -> slice:
