@@ -98,7 +98,8 @@ class _Gathered:
         sunk = find_sunk(self.scene.sunk[:, cols], problem.batch, scores)
         content, sunk, known = weigh(scores, allowed, visible, problem.normaliser, sunk)
         counted = self.scene.queries.kept[:, None, rows] & known.finite & (known.sees >= LEAST)
-        bins, sums = bin_sums(self.scene, rows, content, sunk, counted, cols.start)
+        nearest = self.scene.nearest(rows)
+        bins, sums = bin_sums(self.scene, rows, content, sunk, counted, nearest[0])
         self.rows.append(known)
         self.columns[..., cols] += sums[..., :-1, :].sum(2, dtype=torch.float64)
         return Tile(
@@ -114,7 +115,7 @@ class _Gathered:
             all_count=bool(counted.all()),
             known=known,
             places=self.scene.k_places[cols],
-            nearest=self.scene.nearest(rows),
+            nearest=nearest,
             scratch=scores,
         )
 

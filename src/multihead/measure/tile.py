@@ -34,7 +34,7 @@ class Tile:
         bins: Bin of each of the queries that the tile reaches, of the first `BINS` bins: those from the first to the
             last.
         sums: For each of these bins the sums over its rows that count of the weights on each key, the sink too; and
-            after them one more such sum, of weight times place of the query, counted from the first key of the tile.
+            after them one more such sum, of weight times how far the place of the query lies after `nearest[0]`.
         visible: Which keys each row can see, real tokens only.
         counted: Rows that count.
         all_count: Whether all of them do.
@@ -190,7 +190,7 @@ def bin_sums(
     content: Float[Tensor, "batch heads rows cols"],
     sunk: Sunk,
     counted: Bool[Tensor, "batch heads rows"],
-    start: int,
+    origin: int,
 ) -> tuple[range, Float[Tensor, "batch heads _ cols"]]:
     """Sums over rows of the weights on each key, for every bin of queries that the tile reaches; see `Tile.sums`.
 
@@ -202,12 +202,12 @@ def bin_sums(
         content: Weights on all keys but those of the sink.
         sunk: Those on the sink.
         counted: Rows that count.
-        start: Place of the first key.
+        origin: Place from which the places of queries are counted.
     """
     own = scene.q_bins()[:, rows]
     bins = range(int(own.min()), int(own.max()) + 1)
     each = own[:, None] == torch.arange(bins.start, bins.stop, device=own.device)[:, None]
-    parts = torch.cat([each.to(content), (scene.center[:, None, rows] - start).to(content)], 1)
+    parts = torch.cat([each.to(content), (scene.center[:, None, rows] - origin).to(content)], 1)
     parts = parts[:, None] * counted[:, :, None]
     sums = parts @ content
     sums[sunk.batch, :, :, sunk.key] = (parts[sunk.batch] @ sunk.weights[..., None])[..., 0]

@@ -1,7 +1,7 @@
 """How far back a row looks on the mean, and how far in either direction."""
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from multihead.measure.statistic.contract import Contribution, OfTile, nothing
@@ -11,34 +11,26 @@ from multihead.record import Quantity
 
 def take(tile: Tile, facts: None) -> tuple[Contribution, ...]:
     """Weighted means of query - key and |query - key|; what a learned sink takes counts as 0."""
-    sums = tile.sums.double()
-    content = sums.clone()
-    content[tile.sunk.batch, :, :, tile.sunk.key] = 0.0
+    low, high = tile.nearest
+    # For each key the sum over rows of weight * (query - key). Places are counted from the queries: so it is exact
+    # for the keys near them, and relative to the distance for the others.
+    signed = tile.sums[:, :, -1] - (tile.places - low).to(tile.sums) * tile.sums[:, :, :-1].sum(2)
+    # Keys before or after all queries of the tile have one sign; those between are asked pair by pair.
+    sign = (tile.places < low).to(signed) - (tile.places > high).to(signed)
     near, near_sunk = _near(tile)
     left = tile.total(tile.known.left)
+    whole, far = _sum(signed), _sum(signed * sign)
+    signed[tile.sunk.batch, :, tile.sunk.key] = 0.0
     return (
-        Contribution(_signed(sums)),
-        Contribution(_signed(content), left),
-        Contribution(_far(tile, sums) + near + near_sunk),
-        Contribution(_far(tile, content) + near, left),
+        Contribution(whole),
+        Contribution(_sum(signed), left),
+        Contribution(far + near + near_sunk),
+        Contribution(_sum(signed.mul_(sign)) + near, left),
     )
 
 
-def _by_key(sums: Float64[Tensor, "batch heads _ cols"]) -> Tensor:
-    """For each key the sum over rows of weight times (query - key), places counted from the first key of the tile."""
-    places = torch.arange(sums.shape[-1], device=sums.device)
-    return sums[:, :, -1] - places * sums[:, :, :-1].sum(2)
-
-
-def _signed(sums: Float64[Tensor, "batch heads _ cols"]) -> Tensor:
-    return _by_key(sums).sum(-1)
-
-
-def _far(tile: Tile, sums: Float64[Tensor, "batch heads _ cols"]) -> Tensor:
-    """Sum of |query - key| over the keys that lie before or after all queries of the tile: the sign is that of the key."""
-    low, high = tile.nearest
-    sign = (tile.places < low).double() - (tile.places > high).double()
-    return (_by_key(sums) * sign).sum(-1)
+def _sum(values: Float[Tensor, "batch heads cols"]) -> Float64[Tensor, "batch heads"]:
+    return values.sum(-1, dtype=torch.float64)
 
 
 def _near(tile: Tile) -> tuple[Tensor, Tensor]:

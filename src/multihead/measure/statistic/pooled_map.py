@@ -1,7 +1,7 @@
 """The mean picture of a head: weights by relative position of query and key."""
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float
 from torch import Tensor
 
 from multihead.measure.scene import BINS, Scene
@@ -10,24 +10,28 @@ from multihead.measure.tile import Tile
 from multihead.record import Quantity
 
 
-def prepare(scene: Scene) -> Float64[Tensor, "_ kv_len bins"]:
+def prepare(scene: Scene) -> Float[Tensor, "_ kv_len bins"]:
     """1 where a key is in a bin."""
     place, edges = scene.k_places[:, None], scene.k_edges()[:, None]
-    return ((place >= edges[..., :-1]) & (place < edges[..., 1:])).double()
+    return ((place >= edges[..., :-1]) & (place < edges[..., 1:])).to(scene.problem.wide)
 
 
-def take(tile: Tile, facts: Float64[Tensor, "_ kv_len bins"]) -> tuple[Contribution, ...]:
+def take(tile: Tile, facts: Float[Tensor, "_ kv_len bins"]) -> tuple[Contribution, ...]:
     """The weight of every row on each bin of keys, added up by the bin of the row."""
-    sums = tile.sums[:, :, :-1].double()
-    content = sums.clone()
-    content[tile.sunk.batch, :, :, tile.sunk.key] = 0.0
+    sunk, member = tile.sunk, facts[:, None, tile.cols]
+    sums = tile.sums[:, :, :-1].clone()
+    of_sunk = sums[sunk.batch, :, :, sunk.key]
+    sums[sunk.batch, :, :, sunk.key] = 0.0
+    content = (sums.flatten(1, 2) @ member[:, 0]).view(*sums.shape[:3], BINS).double()
+    own_bin = member.expand(len(sums), -1, -1, -1)[sunk.batch, :, sunk.key]
+    whole = content + sunk.total((of_sunk[..., None] * own_bin[:, :, None]).double(), len(sums))
     own = tile.scene.q_bins()[:, None, tile.rows]
     bins = torch.arange(tile.bins.start, tile.bins.stop, device=own.device)
     rows = ((own[..., None] == bins) & tile.counted[..., None]).double()
     left = torch.where(tile.counted, tile.known.left, 0.0).double()
     return (
-        _placed(tile, sums @ facts[:, None, tile.cols], rows.sum(2)),
-        _placed(tile, content @ facts[:, None, tile.cols], (left[:, :, None] @ rows)[:, :, 0]),
+        _placed(tile, whole, rows.sum(2)),
+        _placed(tile, content, (left[:, :, None] @ rows)[:, :, 0]),
     )
 
 
