@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Bool, Float, Float64, Int, Shaped
 from torch import Tensor
 
 from multihead.measure.scene import Scene
@@ -107,7 +107,7 @@ class Tile:
         """Sum over the rows that count."""
         return values.sum(2, dtype=torch.float64) if self.all_count else total(values, self.counted)
 
-    def on_sunk(self, values: Float[Tensor, "sunk _ _"]) -> Float[Tensor, "batch heads rows"]:
+    def on_sunk(self, values: Shaped[Tensor, "sunk _ _"]) -> Float[Tensor, "batch heads rows"]:
         """Sum over the keys of the sink of weight times value.
 
         Args:
