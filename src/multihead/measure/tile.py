@@ -204,10 +204,12 @@ def bin_sums(
         counted: Rows that count.
         origin: Place from which the places of queries are counted.
     """
-    own = scene.q_bins()[:, rows]
+    batch = content.shape[0]
+    own = scene.q_bins()[:, rows].expand(batch, -1)
     bins = range(int(own.min()), int(own.max()) + 1)
     each = own[:, None] == torch.arange(bins.start, bins.stop, device=own.device)[:, None]
-    parts = torch.cat([each.to(content), (scene.center[:, None, rows] - origin).to(content)], 1)
+    places = scene.center[:, None, rows].expand(batch, -1, -1) - origin
+    parts = torch.cat([each.to(content), places.to(content)], 1)
     parts = parts[:, None] * counted[:, :, None]
     sums = parts @ content
     sums[sunk.batch, :, :, sunk.key] = (parts[sunk.batch] @ sunk.weights[..., None])[..., 0]
