@@ -13,6 +13,7 @@ from multihead.attend import Softmax, make_problem
 from multihead.error import MultiheadError
 from multihead.hooks import Projection, Tokens
 from multihead.measure import DEFAULT, Contribution, build_scene, sweep
+from multihead.measure.statistic.cka import CKA
 from multihead.measure.statistic.contract import OfTile, nothing
 from multihead.pattern import band, causal, padding
 from multihead.record import Quantity
@@ -95,7 +96,7 @@ def test_rows_with_nan_are_left_out_and_counted():
     keep[0, 4] = False
     without = take(dataclasses.replace(call, queries=Tokens(ids=call.queries.ids, keep=keep)))
     for name in _arrays(whole):
-        if not name.startswith(("rows_", "output_")):
+        if not name.startswith(("rows_", "output_", "effective_rank", "cka")):
             _same_where(got[name], without[name], (0, 1), name)
 
 
@@ -170,7 +171,8 @@ def test_memory_does_not_grow_with_the_square(mask):
 
     scene = build_scene(call, (0,))
     with Sizes():
-        sweep(scene, DEFAULT, rows=rows)
+        # Blocks of 512 outputs are compared with themselves, whatever the length.
+        sweep(scene, [s for s in DEFAULT if s is not CKA], rows=rows)
     assert largest < max(2 * rows * 2 * length, 40 * length)
     assert 40 * length < length * length / 10
 

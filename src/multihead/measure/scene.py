@@ -90,7 +90,7 @@ class Scene:
 
     def nearest(self, rows: slice) -> tuple[int, int]:
         """Lowest and highest `center` of some queries."""
-        if self.queries.padded or self.keys.padded:
+        if self.queries.padded or self.keys.padded or self.problem.places is not None:
             return int(self.center[:, rows].min()), int(self.center[:, rows].max())
         start = self.problem.q_offset or 0
         return start + rows.start, start + rows.stop - 1

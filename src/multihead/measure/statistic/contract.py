@@ -60,13 +60,13 @@ class OfWhole:
         take: The contributions of a block, one for each quantity.
         outputs: Whether it asks only for the outputs and for how many keys a row sees: it is then taken of every row,
             also where only some rows are weighed.
-        sampled: Why it cannot be told from some of the rows, or `""` where it can.
+        of_all: Names of its quantities that some of the rows do not tell.
     """
 
     quantities: tuple[Quantity, ...]
     take: Callable[[Whole], tuple[Contribution | Missing, ...]]
     outputs: bool = False
-    sampled: str = ""
+    of_all: tuple[str, ...] = ()
 
 
 Statistic = OfTile[Any] | OfWhole

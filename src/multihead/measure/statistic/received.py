@@ -39,4 +39,5 @@ RECEIVED = OfWhole(
         ),
     ),
     take=take,
+    of_all=("received_top",),
 )
