@@ -17,7 +17,6 @@ from multihead.corpus.reactions import Alignment, MappedReaction, align
 from multihead.corpus.reading import Reading, Skipped, read_texts
 from multihead.corpus.smiles import SmilesTokenizer, smiles_tokens
 from multihead.corpus.sound import Sound, read_sounds, resample
-from multihead.corpus.splitting import split_words
 from multihead.corpus.splitting import LINE_ENDS, split_words
 from multihead.corpus.stimulus import TokenRun, frame_of, ordinary_tokens, repeated_tokens
 from multihead.corpus.text import Text, default_texts

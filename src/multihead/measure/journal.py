@@ -97,10 +97,12 @@ def discard_journal(folder: Path) -> None:
     """Delete a journal, once the record it led to is saved; other files in its folder stay.
 
     Args:
-        folder: Where it is kept; nothing happens where there is none.
+        folder: Where it is kept, or the folder around the journals of a checkup; nothing happens where there is none.
     """
     if not folder.is_dir():
         return
+    for header in folder.glob(f"*/{HEADER}"):
+        discard_journal(header.parent)
     for pattern in (f"{_TEMPORARY}*", "[0-9]*.*.safetensors", HEADER):
         for path in folder.glob(pattern):
             path.unlink()

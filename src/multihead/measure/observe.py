@@ -13,8 +13,8 @@ from multihead.measure.batch import Batch
 from multihead.measure.example import Fed
 from multihead.measure.journal import Journal
 from multihead.measure.recorder import Recorder
-from multihead.measure.sample import Sampler
 from multihead.measure.run import Run
+from multihead.measure.sample import Sampler
 from multihead.measure.scene import Target
 from multihead.measure.statistic import DEFAULT, DEFAULT_TARGETS, Statistic
 from multihead.pattern import Pattern

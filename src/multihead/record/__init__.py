@@ -24,6 +24,6 @@ __all__ = [
     "Sampling",
     "load_checkup",
     "save_checkup",
-    "write_file",
     "shrunk",
+    "write_file",
 ]

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import nn
 
 from multihead.corpus import (
+    Files,
     Picture,
     Sound,
     Text,
@@ -35,7 +36,7 @@ COPIES, SHORTEST_BLOCK, LONGEST_BLOCK = 4, 4, 60
 
 Reads = Literal["text", "images", "audio"]
 _KINDS: Mapping[type, Reads] = {str: "text", Text: "text", Picture: "images", Sound: "audio"}
-Material = Sequence[Text | str] | Sequence[Picture] | Sequence[Sound]
+Material = Sequence[Text | str] | Sequence[Picture] | Sequence[Sound] | Files[Picture] | Files[Sound]
 """What a checkup reads: texts, pictures or recordings."""
 
 
@@ -101,7 +102,7 @@ def make_plan(opened: OpenedModel, material: Material | None, *, max_length: int
             remedy="pass some, or leave them out for the default texts",
         )
     if reads == "text":
-        return _plan_text(opened, material, max_length=max_length, repeats=repeats)
+        return _plan_text(opened, _texts(opened, material), max_length=max_length, repeats=repeats)
     if max_length is not None:
         raise MultiheadError(
             asked=f"max_length, the tokens of a chunk of text, for a model that reads {reads}",
@@ -118,16 +119,18 @@ def make_plan(opened: OpenedModel, material: Material | None, *, max_length: int
     return _plan_media(opened, material, reads)
 
 
-def _told(material: Material | None) -> Reads | None:
+def _told(material: Any) -> Reads | None:
     if isinstance(material, str):
         raise MultiheadError(
             asked="a list of texts",
             arrived=f"one string of {len(material)} characters",
             remedy="wrap it in a list: [text]",
         )
-    found = {_KINDS.get(type(one)) for one in material or ()}
+    # Files are read when they are asked for, and are all of one kind.
+    some = material[:1] if isinstance(material, Files) else material or ()
+    found: set[Reads | None] = {_KINDS.get(type(one)) for one in some}
     if len(found) > 1 or None in found:
-        names = sorted({type(one).__name__ for one in material or ()})
+        names = sorted({type(one).__name__ for one in some})
         raise MultiheadError(
             asked="a list of texts, or of pictures, or of recordings",
             arrived=f"a list of {', '.join(names)}",
@@ -136,9 +139,7 @@ def _told(material: Material | None) -> Reads | None:
     return next(iter(found), None)
 
 
-def _plan_text(
-    opened: OpenedModel, material: Sequence[Text | str] | None, *, max_length: int | None, repeats: int
-) -> Plan:
+def _plan_text(opened: OpenedModel, texts: Sequence[Text], *, max_length: int | None, repeats: int) -> Plan:
     model, tokenizer = opened.model, opened.tokenizer
     check_reads_tokens(model)
     if tokenizer is None:
@@ -149,8 +150,6 @@ def _plan_text(
         )
     limits = length_limits(model, tokenizer)
     length = checked_length(max_length, limits)
-    given = material if material is not None else opened.texts if opened.texts is not None else default_texts()
-    texts = [Text(f"text {i}", text) if isinstance(text, str) else text for i, text in enumerate(given)]
     classes = token_classes(tokenizer)
     reading = encode_texts(model, tokenizer, texts, max_length=length)
     stimulus = _stimulus(model, tokenizer, runs=repeats, max_length=length)
@@ -160,6 +159,11 @@ def _plan_text(
         courses.append(_course("repeats", model, stimulus, classes=classes))
     settings = {"max_length": str(length), "repeats": str(len(stimulus.documents))}
     return Plan(reads="text", courses=tuple(courses), limit=limits.stated, settings=settings)
+
+
+def _texts(opened: OpenedModel, material: Any) -> list[Text]:
+    given: Sequence[Text | str] = material or opened.texts or default_texts()
+    return [Text(f"text {i}", text) if isinstance(text, str) else text for i, text in enumerate(given)]
 
 
 def _plan_media(opened: OpenedModel, material: Any, reads: Reads) -> Plan:
