@@ -26,7 +26,7 @@ RATE = 16000
 def noise(seconds, *, name="n", rate=RATE, quiet=()):
     samples = 0.3 * torch.randn(int(seconds * rate))
     for start, end in quiet:
-        samples[int(start * rate) : int(end * rate)] = 0
+        samples[int(start * rate) : int(end * rate)] *= 0.001
     return Sound(name, samples, rate)
 
 
@@ -73,6 +73,8 @@ def test_silence_is_what_is_quiet_and_what_comes_after_the_end():
     assert names == (*CLASSES, "sound", "silence")
     told = [names[n] for n in encoded.batches[0].classes["input_features"][0]]
     assert told == ["sound"] * 20 + ["silence"] * 20 + ["sound"] * 35 + ["silence"] * 25
+    samples = torch.cat([torch.full((320,), level) for level in (1.0, 0.011, 0.009)])
+    assert loud_places(samples, stride=320, places=3, loudest=1.0).tolist() == [True, True, False]
     assert loud_places(torch.zeros(640), stride=320, places=3, loudest=0.0).tolist() == [False] * 3
 
 
@@ -116,6 +118,22 @@ def test_the_decoder_reads_what_the_model_writes(seed):
         assert len(written) == len(slow) or slow[len(written) :]  # a loop is cut after its first copy
 
 
+def test_what_may_not_begin_may_come_later():
+    model = whisper()
+    features = torch.randn(1, 8, 200)
+    _, freely = transcribe(model, features, longest=6)
+    settings = model.generation_config
+    settings.begin_suppress_tokens = sorted({2, *freely})
+    _, written = transcribe(model, features, longest=6)
+    slow = greedy(model, features, [2], never=(), first=settings.begin_suppress_tokens, count=7)
+    assert written == slow[: len(written)]
+    # With every token of the table but one not to begin with, the others are written from the second place on.
+    settings.begin_suppress_tokens = list(range(39))
+    _, written = transcribe(model, features, longest=6)
+    assert written[0] == 39
+    assert written == greedy(model, features, [2], never=(), first=range(39), count=7)[: len(written)]
+
+
 def test_languages_are_asked_for_first():
     model = whisper(lang_to_id={"<|en|>": 10, "<|zh|>": 11}, task_to_id={"transcribe": 12, "translate": 13})
     features = torch.randn(1, 8, 200)
@@ -153,6 +171,8 @@ def test_spans_are_moments_and_words():
         assert shown.size == (150, 8)
         ink = 255 - np.asarray(shown.convert("L")).astype(int)
     assert ink[:, :120].mean() > ink[:, 125:].mean() + 50  # silence after 1.2 s is white
+    longer = encode_sounds(model, sound_facts(model), [Sound("s", torch.randn(50 * 320 + 1), RATE)])
+    assert longer.batches[0].spans[0].grid == (1, 3)  # one sample more than a second
     assert words.side == "decoder_input_ids"
     assert words.start == 1
     assert len(words.units) == encoded.batches[0].inputs["decoder_input_ids"].shape[1] - 1
