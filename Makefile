@@ -47,7 +47,7 @@ ifeq ($(TORCH),system)
 	cp $(VENV)/system-torch "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/system-torch.pth"
 	sed -i -E '/^(torch|triton|numpy)==/d' $(CONSTRAINTS)
 endif
-	$(PIP) -e '.[hf]'
+	$(PIP) -e '.[hf,images]'
 	rm -f $(VENV)/.base-* $(VENV)/.dev-*
 	touch $@
 
@@ -66,11 +66,11 @@ check: $(DEV)
 	lint-imports
 
 test: check
-	multihead models --get minilm --get smollm2 --get rxnmapper
+	multihead models --get minilm --get smollm2 --get rxnmapper --get dinov2 --get whisper-tiny
 	python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow"
 
 test-all: check
-	multihead models --get minilm --get smollm2 --get rxnmapper
+	multihead models --get minilm --get smollm2 --get rxnmapper --get dinov2 --get whisper-tiny
 	python -m pytest -n $(WORKERS) --dist loadgroup
 
 fuzz: $(DEV)
@@ -81,7 +81,7 @@ fmt: $(DEV)
 	ruff format .
 
 bench: $(DEV)
-	python benchmarks/observe.py
+	python benchmarks/observe.py --lengths 128 512 2048
 
 docs: $(DEV)
 	sphinx-build -E -W --keep-going -q -b html docs build/docs

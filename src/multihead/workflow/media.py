@@ -1,5 +1,6 @@
 """What pictures and recordings have in common when they are made ready for a model."""
 
+from collections import Counter
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,17 @@ class EncodedMedia(Encoded):
     classes: TokenClasses | None
     targets: Mapping[str, Pattern]
     remarks: tuple[str, ...] = ()
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Places of each batch, as the classes tell them; where they do not, those of its document, shared out."""
+        pieces = Counter(batch.document[0] for batch in self.batches)
+        return tuple(
+            sum(table.shape[1] for table in batch.classes.values())
+            if batch.classes
+            else self.documents[batch.document[0]].tokens // pieces[batch.document[0]]
+            for batch in self.batches
+        )
 
 
 def place_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:
