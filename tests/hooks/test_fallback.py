@@ -295,6 +295,33 @@ def test_weights_that_are_changed_after_the_softmax_are_not_told():
         model(states())
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda scores: scores.clamp(-0.1, 0.1),
+        lambda scores: torch.maximum(scores, scores.new_tensor(0.0)),
+        lambda scores: 2 * torch.tanh(scores / 2),
+        lambda scores: scores * torch.linspace(0.5, 2, HEADS)[:, None, None],
+        lambda scores: scores - scores.mean(-1, keepdim=True) * 3,
+        lambda scores: scores.masked_fill(scores < 0, -2.0),
+        lambda scores: scores.masked_fill_(scores < 0, -3.0).add_(1),
+    ],
+)
+def test_scores_that_are_no_product_are_told_as_they_are(change):
+    class Changed(Tutorial):
+        def forward(self, x):
+            q, k, v = (f(x).view(*x.shape[:2], HEADS, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+            weights = change(q @ k.mT).softmax(-1)
+            self.seen = weights.detach()
+            return weights @ v
+
+    model = ready(Changed())
+    ((_, call),) = told(model, states())
+    torch.testing.assert_close(weights_of(call.problem), model.seen.double(), atol=1e-6, rtol=0)
+    assert call.problem.q.shape == (2, HEADS, LENGTH, call.problem.head_dim)
+    assert call.problem.bias is not None
+
+
 def test_rows_that_are_emptied_after_the_softmax_are_masked():
     class Emptied(Tutorial):
         def forward(self, x, keep):
