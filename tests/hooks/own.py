@@ -6,7 +6,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from hooks.families import randomise
+from hooks.oracle import output_of, weights_of
 from hooks.tail import Tail
+from multihead.hooks import addresses, watching
 from multihead.layer import MultiHeadAttention
 
 WIDTH, HEADS, LENGTH = 16, 4, 7
@@ -148,6 +151,36 @@ class OneModule(nn.Module):
             y = torch.einsum("bhij,bhjd->bihd", torch.einsum("bhid,bhjd->bhij", q, k).softmax(-1), v)
             x = x + out(y.flatten(2))
         return x
+
+
+def ready(model):
+    randomise(model)
+    return model.eval()
+
+
+def states(length=LENGTH, batch=2):
+    return torch.randn(batch, length, WIDTH)
+
+
+def told(model, *given, **named):
+    """Calls of a model with their addresses, after a check that watching changes nothing."""
+    calls = []
+    with torch.no_grad():
+        plain = model(*given, **named)
+        with watching(model, calls.append) as watched:
+            got = model(*given, **named)
+        after = model(*given, **named)
+    for other in (got, after):
+        first = [t for t in other if t is not None] if isinstance(other, tuple) else [other]
+        want = [t for t in plain if t is not None] if isinstance(plain, tuple) else [plain]
+        assert all(torch.equal(a, b) for a, b in zip(first, want, strict=True))
+    assert not any("forward" in vars(module) for module in model.modules())
+    places = addresses(watched.sites)
+    for call in calls:
+        rows = torch.isfinite(weights_of(call.problem)).all(-1).transpose(1, 2)[..., None]
+        out = torch.where(rows, output_of(call.problem), 0.0)
+        torch.testing.assert_close(out, torch.where(rows, call.output.double(), 0.0), atol=1e-5, rtol=0)
+    return [(places[call.site], call) for call in calls]
 
 
 OWN = {
