@@ -1,4 +1,4 @@
-"""Runs a tiny random model of every family with and without watch, and writes docs/families.md and the packaged list.
+"""Runs a tiny random model of every family with and without watch, and writes docs/reference/families.md and the packaged list.
 
     python docs/families.py          # writes both
     python docs/families.py --check  # writes nothing, fails if they would change
@@ -26,7 +26,7 @@ from hooks.tail import Outcome, Tail, examine, is_sound  # noqa: E402
 from hooks.tail_fallback import FALLBACK  # noqa: E402
 from hooks.tail_seen import SEEN  # noqa: E402
 
-LIST, PAGE = ROOT / "src/multihead/hooks/families.txt", ROOT / "docs/families.md"
+LIST, PAGE = ROOT / "src/multihead/hooks/families.txt", ROOT / "docs/reference/families.md"
 _TITLES = {
     "seen": "Seen",
     "fallback": "Seen by fallback",

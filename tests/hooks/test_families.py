@@ -79,7 +79,7 @@ def test_every_family_that_is_tried_is_listed_and_no_other():
 
 
 def test_the_page_says_the_same_as_the_list():
-    page = (Path(__file__).parents[2] / "docs/families.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/reference/families.md").read_text(encoding="utf-8")
     titles = {"seen": "Seen", "fallback": "Seen by fallback", "partly": "Partly seen", "not seen": "Not seen"}
     for how, title in titles.items():
         count = sum(family.how == how for family in families())
