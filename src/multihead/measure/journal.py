@@ -21,12 +21,14 @@ from torch import Tensor, nn
 from multihead.error import MultiheadError
 from multihead.hooks import Site
 from multihead.measure.batch import Batch
+from multihead.measure.example import Seen
 from multihead.measure.page import Book, Page, Sheet, Sums, Unit
 from multihead.measure.remark import Lost, Remark
 from multihead.record import Document, shrunk
 
 HEADER = "run.json"
 _TEMPORARY = ".writing-"
+_OF_SEEN = ("places", "weights", "sink", "elsewhere")
 _VERSIONS = ("multihead", "torch", "transformers", "numpy")
 
 Facts = Mapping[str, str]
@@ -229,7 +231,11 @@ def _pack(sheet: Sheet) -> bytes:
             units = [(unit.rows, list(unit.sums)) for unit in page.units]
             names = {"names": list(page.sums), "spread": list(page.spread), "lost": list(page.lost)}
             pages.append({"document": document, "remarks": remarks, "units": units, **names})
-        books.append({"site": asdict(site), "heads": book.heads, "group": book.group, "pages": pages})
+        seen = [(one.batch, one.queries, one.keys) for one in book.seen]
+        for place, one in enumerate(book.seen):
+            tensors |= {f"{number}/seen/{place}/{kind}": np.ascontiguousarray(getattr(one, kind)) for kind in _OF_SEEN}
+        told = {"site": asdict(site), "heads": book.heads, "group": book.group}
+        books.append({**told, "pages": pages, "seen": seen})
     return save_tensors(tensors, metadata={"books": json.dumps(books)})
 
 
@@ -248,7 +254,11 @@ def _unpack(content: bytes) -> Sheet:
 
 def _book(told: Mapping[str, Any], path: str, tensors: Mapping[str, NDArray[Any]]) -> Book:
     pages = {page["document"]: _page(page, f"{path}/{page['document']}", tensors) for page in told["pages"]}
-    return Book(told["heads"], told["group"], pages)
+    seen = [
+        Seen(batch=batch, queries=queries, keys=keys, **{k: tensors[f"{path}/seen/{place}/{k}"] for k in _OF_SEEN})
+        for place, (batch, queries, keys) in enumerate(told["seen"])
+    ]
+    return Book(told["heads"], told["group"], pages, seen)
 
 
 def _page(told: Mapping[str, Any], path: str, tensors: Mapping[str, NDArray[Any]]) -> Page:

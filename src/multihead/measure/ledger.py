@@ -9,7 +9,9 @@ from torch import Tensor
 
 from multihead.attend import Softmax
 from multihead.hooks import addresses
+from multihead.measure.batch import Batch
 from multihead.measure.block import Block
+from multihead.measure.example import Seen, examples_of
 from multihead.measure.page import Array, Book, Page, Sheet, Sums, Unit
 from multihead.measure.remark import Lost, Remark, gather_notes
 from multihead.measure.scene import Scene
@@ -75,6 +77,11 @@ class Ledger:
                     for page, one in zip(pages, _array(told), strict=True):
                         page.add_spread(name, one, self._folds[name])
 
+    def add_seen(self, scene: Scene, seen: Sequence[Seen]) -> None:
+        """Enter on the sheet what a call makes of the stretches that are kept for the reader."""
+        problem = scene.problem
+        self.sheet.setdefault(scene.call.site, Book(problem.heads, problem.group)).seen.extend(seen)
+
     def post(self, sheet: Sheet | None = None, *, step: bool = False) -> None:
         """Add a sheet to the books.
 
@@ -88,6 +95,7 @@ class Ledger:
             kept = self._books.setdefault(site, Book(book.heads, book.group))
             for document, page in book.pages.items():
                 kept.page(document).append(page, self._folds, step=step)
+            kept.seen.extend(book.seen)
 
     def tear_off(self) -> None:
         """Forget the sheet at hand."""
@@ -110,13 +118,16 @@ class Ledger:
         """
         self._left_out[document] = {name: Remark(name, reason) for name in names if name in self._folds}
 
-    def record(self, name: str, documents: Sequence[Document], finished: Sequence[int]) -> HeadStatistics:
+    def record(
+        self, name: str, documents: Sequence[Document], finished: Sequence[int], batches: Sequence[Batch] = ()
+    ) -> HeadStatistics:
         """The record of some documents, from the sheets that were posted.
 
         Args:
             name: Name of the model.
             documents: All documents of the run.
             finished: Those that go into the record, in order.
+            batches: All batches of the run, whose spans become examples.
         """
         places = addresses(tuple(self._books))
         stacks = list(dict.fromkeys(stack for stack, _ in places.values()))
@@ -127,6 +138,8 @@ class Ledger:
         arrays = _Arrays(books, finished, self._left_out)
         units = arrays.units() if self.keeps_units and len(finished) < FEW else []
         scalars = self._scalars if units else []
+        first = np.cumsum([0, *(book.heads for book in books)]).tolist()
+        firsts = {place: start for (place, _), start in zip(kept, first, strict=False)}
         return HeadStatistics(
             model=name,
             heads=tuple(HeadAddress(*place, head) for place, book in kept for head in range(book.heads)),
@@ -140,6 +153,7 @@ class Ledger:
             unit_sums={name: arrays.of_units(name, "sums", units) for name in scalars},
             unit_counts={name: arrays.of_units(name, "counts", units) for name in scalars},
             sampling=arrays.sampling(quantities),
+            examples=examples_of({place: book.seen for place, book in kept}, firsts, batches, finished),
         )
 
     def _note(self, pages: Sequence[Page], block: Block) -> None:

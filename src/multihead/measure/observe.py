@@ -11,6 +11,7 @@ from multihead.corpus import TokenClasses
 from multihead.error import MultiheadError
 from multihead.hooks import Call, watching
 from multihead.measure.batch import Batch
+from multihead.measure.example import Fed
 from multihead.measure.journal import Journal
 from multihead.measure.recorder import Recorder
 from multihead.measure.sample import Sampler
@@ -62,9 +63,10 @@ def observe(  # noqa: PLR0913 - what is measured, how, and who is told
         batches: What the model gets, in order.
         documents: What the rows of the batches belong to; each has at least one row.
         statistics: What to measure.
-        targets: Patterns by name, on top of the token before ("previous"), after ("next") and itself ("self"). For each
-            the weight on its pairs (`NAME`) and the share of rows whose largest weight is on one (`NAME_argmax`) are
-            measured, over rows that see one. Positions count from the first real token of a row. A list holds one
+        targets: Patterns by name, on top of the token before ("previous"), two before ("previous2"), after ("next") and
+            itself ("self"). For each the weight on its pairs (`NAME`), what an even spread would put there
+            (`NAME_even`), the weight with the sink set aside (`NAME_content`) and the share of rows whose largest
+            weight is on one (`NAME_argmax`) are measured, over rows that see one. Positions count from the first real token of a row. A list holds one
             pattern for each document.
         classes: Classes of tokens and which are special, from `token_classes`; None leaves them out.
         name: Name of the model in the record.
@@ -111,8 +113,8 @@ def observe(  # noqa: PLR0913 - what is measured, how, and who is told
         if done < len(batches):
             _run(model, _Plan(batches, documents, start=done), recorder, kept=kept, finish=finish)
     except KeyboardInterrupt as stop:
-        raise Interrupted(recorder.record(name, documents, sorted(finished))) from stop
-    return recorder.record(name, documents, range(len(documents)))
+        raise Interrupted(recorder.record(name, documents, sorted(finished), batches)) from stop
+    return recorder.record(name, documents, range(len(documents)), batches)
 
 
 def _replay(kept: Journal, recorder: Recorder, batches: int, finish: Callable[[int], None]) -> int:
@@ -142,15 +144,16 @@ def _run(
     model: nn.Module, plan: _Plan, recorder: Recorder, *, kept: Journal | None, finish: Callable[[int], None]
 ) -> None:
     """Run the model over batches, and add up what each brings once it is through."""
-    current: tuple[int, ...] = ()
+    fed: Fed | None = None
     key = ""
 
     def take(call: Call) -> None:
-        recorder.take(call, current, key=key)
+        assert fed is not None, "no call comes before the first batch"
+        recorder.take(call, fed.batch.document, key=key, fed=fed)
 
     with _evaluating(model), torch.no_grad(), watching(model, take):
         for place, (batch, key) in plan.steps:  # noqa: B007 - read by `take`
-            current = batch.document
+            fed = Fed(place=place, batch=batch)
             model(**batch.inputs)
             if kept is not None:
                 kept.write(place, recorder.ledger.sheet)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from multihead.hooks import Site
 from multihead.measure.block import BLOCK
+from multihead.measure.example import Seen
 from multihead.measure.remark import Lost, Remark
 
 Array = NDArray[np.float64]
@@ -118,11 +119,13 @@ class Book:
         heads: Query heads of the layer.
         group: Query heads that share a key/value head.
         pages: By document.
+        seen: What its heads make of the stretches that are kept for the reader.
     """
 
     heads: int
     group: int
     pages: dict[int, Page] = field(default_factory=dict)
+    seen: list[Seen] = field(default_factory=list)
 
     def page(self, document: int) -> Page:
         """The page of a document, new where there is none."""

@@ -10,6 +10,7 @@ from multihead.corpus import TokenClasses
 from multihead.error import MultiheadError
 from multihead.hooks import Call, Site
 from multihead.measure.batch import Batch
+from multihead.measure.example import Fed, classes_of, see_spans
 from multihead.measure.journal import describe_run, digest_of
 from multihead.measure.ledger import Ledger
 from multihead.measure.sample import Sampler, is_worth_it, sample_block
@@ -56,13 +57,14 @@ class Recorder:
         self.ledger = Ledger(_checked(self._statistics), samples=sampler is not None)
         self._factors = _Factors()
 
-    def take(self, call: Call, documents: Sequence[int], *, key: str = "") -> None:
+    def take(self, call: Call, documents: Sequence[int], *, key: str = "", fed: Fed | None = None) -> None:
         """Measure one call.
 
         Args:
             call: What was seen.
             documents: Document of each row the model was fed.
             key: What tells its batch from the others of the same documents, for drawing rows.
+            fed: The batch itself, where it tells classes by place or has stretches to be kept.
         """
         if not (call.problem.batch and call.problem.q_len and call.problem.kv_len):
             return
@@ -74,8 +76,12 @@ class Recorder:
                 vocabulary=self._classes,
                 targets=self._targets,
                 factor=self._factors.of(call),
+                classes=None if fed is None or self._classes is None else classes_of(call, fed.batch),
             )
             self._measure(scene, key)
+            if fed is not None and fed.batch.spans:
+                # Whatever rows are drawn: the reader sees whole stretches.
+                self.ledger.add_seen(scene, see_spans(scene, fed))
 
     def describe(self, model: nn.Module, batches: Sequence[Batch], documents: Sequence[Document]) -> dict[str, str]:
         """All that the numbers of a run depend on, in words that tell it from any other."""
@@ -99,9 +105,11 @@ class Recorder:
         as_one = sampler is not None and length > sampler.measured
         self.ledger.add(scene, sweep_blocks(scene, self._statistics), as_one=as_one)
 
-    def record(self, name: str, documents: Sequence[Document], finished: Sequence[int]) -> HeadStatistics:
-        """The record of the documents that are finished, in order."""
-        return self.ledger.record(name, documents, finished)
+    def record(
+        self, name: str, documents: Sequence[Document], finished: Sequence[int], batches: Sequence[Batch] = ()
+    ) -> HeadStatistics:
+        """The record of the documents that are finished, in order, with the stretches of the batches."""
+        return self.ledger.record(name, documents, finished, batches)
 
 
 class _Factors:
@@ -142,7 +150,7 @@ def _checked(statistics: Sequence[Statistic]) -> tuple[Quantity, ...]:
             )
         if name in names[:place]:
             raise MultiheadError(
-                asked="one name for each statistic and target (a target also takes NAME_argmax)",
+                asked="one name for each statistic and target (a target also takes NAME_argmax, NAME_even and NAME_content)",
                 arrived=f"{name!r} twice",
                 remedy="give the target another name, or leave the statistic out",
             )

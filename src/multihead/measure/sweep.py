@@ -11,10 +11,10 @@ from multihead.attend import Problem
 from multihead.measure.block import Block, Taken, cut_blocks, restrict
 from multihead.measure.scene import Scene
 from multihead.measure.statistic.contract import Contribution, Missing, OfTile, OfWhole, Statistic
-from multihead.measure.tile import LEAST, Tile, Whole
-from multihead.measure.weigh import FLOOR, Rows, join_rows, weigh
+from multihead.measure.tile import LEAST, Tile, Whole, bin_sums
+from multihead.measure.weigh import FLOOR, Rows, find_sunk, join_rows, weigh
 
-ELEMENTS = 3 << 19
+ELEMENTS = 3 << 20
 """Weights in a tile, about: few enough for the cache, so many that the work outweighs the calls."""
 
 LEAST_ROWS, MOST_ELEMENTS = 32, 1 << 23
@@ -166,22 +166,27 @@ class _Gathered:
         allowed, visible = sight_of(self.scene, rows, cols)
         self.leaks |= allowed is not visible
         scores = self.scene.unmasked.scores(rows, cols)
-        weights, known = weigh(scores, allowed, visible, problem.normaliser)
+        sunk = find_sunk(self.scene.sunk[:, cols], problem.batch, scores)
+        content, sunk, known = weigh(scores, allowed, visible, problem.normaliser, sunk)
         counted = self.scene.queries.kept[:, None, rows] & known.finite & (known.sees >= LEAST)
+        nearest = self.scene.nearest(rows)
+        bins, sums = bin_sums(self.scene, rows, content, sunk, counted, nearest[0])
         self.rows.append(known)
-        self.columns[..., cols] += (counted.to(weights)[:, :, None] @ weights)[:, :, 0]
+        self.columns[..., cols] += sums[..., :-1, :].sum(2, dtype=torch.float64)
         return Tile(
             scene=self.scene,
             rows=rows,
             cols=cols,
-            weights=weights,
-            prefix=_running_sum(weights),
+            content=content,
+            sunk=sunk,
+            bins=bins,
+            sums=sums,
             visible=visible,
             counted=counted,
             all_count=bool(counted.all()),
             known=known,
             places=self.scene.k_places[cols],
-            nearest=self.scene.nearest(rows),
+            nearest=nearest,
             scratch=scores,
         )
 
@@ -215,14 +220,6 @@ def sight_of(scene: Scene, rows: slice, cols: slice) -> tuple[Tensor, Tensor]:
     real = scene.queries.kept[:, None, rows, None]
     leaks = bool((real & (visible != allowed)).any())
     return (allowed, visible) if leaks else (allowed, allowed)
-
-
-def _running_sum(weights: Tensor) -> Tensor:
-    """Sums of the first 0, 1, ... weights of each row."""
-    sums = weights.new_empty((*weights.shape[:-1], weights.shape[-1] + 1))
-    sums[..., 0] = 0.0
-    torch.cumsum(weights, -1, out=sums[..., 1:])
-    return sums
 
 
 def columns_of(problem: Problem, rows: slice) -> slice:
