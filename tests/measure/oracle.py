@@ -356,24 +356,33 @@ def alike_of(weights, visible, facts, sinks):
 
 
 def written_of(output, rows):
-    """Effective ranks and HSIC of the outputs (q_len, heads, width) over some rows, in blocks of 512."""
-    heads, length = output.shape[1], len(output)
-    starts = [s for s in range(0, length, 512) if s == 0 or length - s >= 64]
+    """Effective ranks and HSIC of the outputs (q_len, heads, width) over some rows, in blocks of 512 and 256."""
+    heads = output.shape[1]
     sums = Sums()
     sums.add("effective_rank", 0.0, 0.0, shape=(heads,))
     sums.add("cka", 0.0, 0.0, shape=(heads, heads))
-    for start, stop in zip(starts, [*starts[1:], length], strict=True):
-        block = output[[i for i in rows if start <= i < stop]]
+    for block in _blocks(output, rows, 512):
         for h in range(heads):
             values = np.linalg.svd(block[:, h], compute_uv=False) if len(block) else np.zeros(1)
             if values.sum() > 0:
                 share = values / values.sum()
                 sums.add("effective_rank", math.exp(-sum(p * math.log(p) for p in share if p > 0)), place=h)
+    for block in _blocks(output, rows, 256):
         if len(block) >= 4:
             for h in range(heads):
                 for g in range(heads):
                     sums.add("cka", hsic(block[:, h] @ block[:, h].T, block[:, g] @ block[:, g].T), place=(h, g))
     return sums.found
+
+
+def _blocks(output, rows, size):
+    """Blocks of rows, a last one of fewer than 64 with the one before."""
+    length = len(output)
+    starts = [s for s in range(0, length, size) if s == 0 or length - s >= 64]
+    return [
+        output[[i for i in rows if start <= i < stop]]
+        for start, stop in zip(starts, [*starts[1:], length], strict=True)
+    ]
 
 
 def hsic(k, m):

@@ -8,7 +8,7 @@ import torch
 
 from hooks.families import FAMILIES, ids
 from measure.test_models import CLASSES, DOCUMENTS, eager_weights
-from multihead.measure import Batch, Span, observe
+from multihead.measure import Batch, Span, Run, observe
 from multihead.record import Document
 
 
@@ -108,9 +108,9 @@ def test_examples_do_not_depend_on_the_rows_that_are_drawn_nor_on_a_journal(tmp_
     ]
     documents = [Document(name=n, digest=n, tokens=length) for n in "ab"]
     whole = observe(model, plan, documents=documents)
-    kept = observe(model, plan, documents=documents, journal=tmp_path / "run")
-    again = observe(model, plan, documents=documents, journal=tmp_path / "run")
-    drawn = observe(model, plan, documents=documents, rows=64)
+    kept = observe(model, plan, documents=documents, run=Run(journal=tmp_path / "run"))
+    again = observe(model, plan, documents=documents, run=Run(journal=tmp_path / "run"))
+    drawn = observe(model, plan, documents=documents, run=Run(rows=64))
     assert drawn.sampling
     assert len(whole.examples) == 2
     assert whole.examples == kept.examples == again.examples == drawn.examples

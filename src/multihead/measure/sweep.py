@@ -14,7 +14,7 @@ from multihead.measure.statistic.contract import Contribution, Missing, OfTile, 
 from multihead.measure.tile import LEAST, Tile, Whole, bin_sums
 from multihead.measure.weigh import FLOOR, Rows, find_sunk, join_rows, weigh
 
-ELEMENTS = 3 << 19
+ELEMENTS = 3 << 20
 """Weights in a tile, about: few enough for the cache, so many that the work outweighs the calls."""
 
 LEAST_ROWS, MOST_ELEMENTS = 32, 1 << 23

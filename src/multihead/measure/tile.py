@@ -12,8 +12,8 @@ from multihead.measure.weigh import Rows, Sunk
 LEAST = 2
 """A row that sees fewer keys has nothing to choose from: it counts in no statistic of weights."""
 
-_BLOCK = 16
-"""Weights that are added up together on the way to sums of many."""
+_BLOCK, _LONG = 16, 1024
+"""Weights that are added up together on the way to sums of many, where a row holds so many at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,7 +92,9 @@ class Tile:
         """
         batch, heads, rows, cols = self.content.shape
         flat = self.content.view(batch, heads, rows * cols)
-        size = _BLOCK if rows * cols % _BLOCK == 0 else 1
+        # Longer blocks make the running sum cheaper, and what is added up of the block an edge falls into dearer.
+        size = _BLOCK if cols >= _LONG else _BLOCK // 4
+        size = size if rows * cols % size == 0 else 1
         sums = flat.unflatten(-1, (-1, size)) @ flat.new_ones(size)
         running = sums.new_zeros((batch, heads, sums.shape[-1] + 1), dtype=torch.float64)
         torch.cumsum(sums, -1, dtype=torch.float64, out=running[..., 1:])

@@ -12,6 +12,9 @@ from multihead.measure.statistic.outputs import output_blocks, zeros
 from multihead.measure.tile import Whole
 from multihead.record import Quantity
 
+BLOCK = 256
+"""Rows that are compared with one another: the work grows with it, and the estimate is unbiased for any."""
+
 _LEAST = 4
 """The unbiased estimate needs as many rows."""
 
@@ -20,7 +23,7 @@ def take(whole: Whole) -> tuple[Contribution]:
     """The unbiased HSIC of every pair of heads, summed over blocks."""
     heads = whole.scene.problem.heads
     sums, count = zeros(whole, heads), zeros(whole, heads)
-    for output, rows in output_blocks(whole):
+    for output, rows in output_blocks(whole, BLOCK):
         enough = rows.sum(-1)[..., None] >= _LEAST
         sums += torch.where(enough, _hsic(output, rows), 0.0)
         count += enough
@@ -59,7 +62,7 @@ CKA = OfWhole(
             unit="share",
             formula=(
                 "of heads h, g of a layer: H_hg / sqrt(H_hh H_gg), H the unbiased HSIC of their outputs with linear "
-                "kernels, summed over blocks of about 512 rows"
+                "kernels, summed over blocks of about 256 rows"
             ),
             shape=(0,),
             fold="cosine",

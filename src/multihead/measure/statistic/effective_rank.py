@@ -7,11 +7,14 @@ from multihead.measure.statistic.outputs import output_blocks, zeros
 from multihead.measure.tile import Whole
 from multihead.record import Quantity
 
+BLOCK = 512
+"""Rows whose rank is taken."""
+
 
 def take(whole: Whole) -> tuple[Contribution]:
     """Sum over blocks; a block in which a head puts out nothing but 0 says nothing of it."""
     sums, count = zeros(whole), zeros(whole)
-    for output, _ in output_blocks(whole):
+    for output, _ in output_blocks(whole, BLOCK):
         # Squares of singular values: in float64, so that their roots keep the digits of the outputs.
         wide = output.double()
         squares = torch.linalg.eigvalsh(wide.transpose(-1, -2) @ wide)

@@ -8,20 +8,25 @@ from torch import Tensor
 
 from multihead.measure.tile import Whole
 
-BLOCK, LEAST_BLOCK = 512, 64
-"""Rows in a block; a last one with fewer than `LEAST_BLOCK` joins the one before it."""
+LEAST_BLOCK = 64
+"""A last block with fewer rows joins the one before it."""
 
 
 def output_blocks(
-    whole: Whole,
+    whole: Whole, size: int
 ) -> Iterator[tuple[Float[Tensor, "batch heads rows width"], Bool[Tensor, "batch 1 rows"]]]:
-    """Outputs by blocks of rows, 0 in rows that do not count, and the rows that do: real, seeing, all heads finite."""
+    """Outputs by blocks of rows, 0 in rows that do not count, and the rows that do: real, seeing, all heads finite.
+
+    Args:
+        whole: What was seen.
+        size: Rows in a block.
+    """
     output = whole.scene.call.output.transpose(1, 2).to(whole.scene.problem.wide)
     rows = whole.real() & (whole.rows.sees > 0) & output.isfinite().all(-1)
     rows = rows.all(1, keepdim=True)
     output = output.masked_fill(~rows[..., None], 0.0)
     length = output.shape[2]
-    starts = list(range(0, length, BLOCK))
+    starts = list(range(0, length, size))
     if len(starts) > 1 and length - starts[-1] < LEAST_BLOCK:
         starts.pop()
     for start, stop in zip(starts, [*starts[1:], length], strict=True):

@@ -1,5 +1,6 @@
 """Weight on a set of pairs: what copies and targets have in common."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from multihead.measure.statistic.contract import Contribution
-from multihead.measure.tile import Tile, total
+from multihead.measure.tile import Tile
 from multihead.record import Quantity
 
 SPARSE = 16
@@ -77,15 +78,17 @@ def pair_quantities(name: str, words: str, condition: str) -> tuple[Quantity, ..
 
 def contributions(tile: Tile, found: Found) -> tuple[Contribution, ...]:
     """Weight, argmax rate, even spread, and weight with the sink set aside, of every row that sees a pair."""
-    counted = tile.counted & (found.seen > 0)
-    left = tile.counted & (found.seen > found.seen_sunk)
-    count = counted.sum(-1, dtype=torch.float64)
-    return (
-        Contribution(total(found.content + found.sunk, counted), count),
-        Contribution((found.top & counted).sum(-1, dtype=torch.float64), count),
-        Contribution(total(tile.even(found.seen), counted), count),
-        Contribution(total(found.content, left), total(tile.known.left, left)),
-    )
+    # One sum for several: for so few numbers the calls cost more than the work.
+    counted, left = ((tile.counted & seen).to(tile.content) for seen in (found.seen > 0, found.seen > found.seen_sunk))
+    weight, top, even = found.content + found.sunk, found.top.to(counted), tile.even(found.seen).expand_as(counted)
+    weight, top, even, count = _total([weight, top, even, torch.ones_like(counted)], counted)
+    content, rest = _total([found.content, tile.known.left], left)
+    return Contribution(weight, count), Contribution(top, count), Contribution(even, count), Contribution(content, rest)
+
+
+def _total(values: Sequence[Tensor], rows: Tensor) -> tuple[Tensor, ...]:
+    """Sums over some rows; no row holds NaN here, for one that does has no weight."""
+    return (torch.stack(list(values)) * rows).sum(-1, dtype=torch.float64).unbind()
 
 
 def hold(tile: Tile, inside: Bool[Tensor, "_ _ rows picked"], cols: slice) -> Found:

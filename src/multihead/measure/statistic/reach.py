@@ -43,13 +43,13 @@ class Facts:
 
     Args:
         offsets: The distances told one by one, ahead first.
-        edges: Edges of the bins beyond them as key - query, rising: bin b holds the keys from edge b to edge b + 1 - 1.
+        far: Nearest distance of each bin beyond them.
         lows: For `span90` the nearest distance of each of its bins.
         widths: And how much farther the farthest one is.
     """
 
     offsets: Int[Tensor, " offsets"]
-    edges: Int[Tensor, " edges"]
+    far: Int[Tensor, " octaves"]
     lows: Float[Tensor, " bins"]
     widths: Float[Tensor, " bins"]
 
@@ -57,12 +57,11 @@ class Facts:
 def prepare(scene: Scene) -> Facts:
     """The distances and the edges of the bins."""
     device = scene.problem.q.device
-    near = torch.tensor([2**k for k in range(_NEAR, OCTAVES)], device=device)
-    far = near.new_tensor([2**60])
-    lows = torch.cat([torch.arange(_SINGLE, device=device), near]).to(scene.problem.wide)
+    far = torch.tensor([2**k for k in range(_NEAR, OCTAVES)], device=device)
+    lows = torch.cat([torch.arange(_SINGLE, device=device), far]).to(scene.problem.wide)
     return Facts(
         offsets=torch.arange(-FARTHEST, FARTHEST + 1, device=device),
-        edges=torch.cat([-far, 1 - near.flip(0), near, far]),
+        far=far,
         lows=lows,
         widths=torch.where(lows < _SINGLE, 0.0, lows - 1),
     )
@@ -92,14 +91,28 @@ def _of_left(sums: Tensor, left: Tensor) -> Contribution:
 
 
 def _bins(tile: Tile, offsets: Tensor, facts: Facts) -> Tensor:
-    """The weight of every row on each bin, farthest back first in place: ahead to back, as `LABELS`."""
-    # Keys rise from far back to far ahead, query - key falls.
-    far = tile.upto(tile.centers()[..., None] + facts.edges).diff(dim=-1).flip(-1).clamp(min=0.0).to(offsets)
-    middle = [offsets[..., FARTHEST + low : FARTHEST + 2 * low].sum(-1) for low in (1, 2, 4, 8)]
-    ahead = [offsets[..., FARTHEST + 1 - 2 * low : FARTHEST + 1 - low].sum(-1) for low in (1, 2, 4, 8)]
-    near = torch.stack([*reversed(ahead), offsets[..., FARTHEST], *middle], -1)
-    count = OCTAVES - _NEAR
-    return torch.cat([far[..., :count], near, far[..., count + 1 :]], -1)
+    """The weight of every row on each bin, in the order of `LABELS`."""
+    lows = (1, 2, 4, 8)
+    back = [offsets[..., FARTHEST + low : FARTHEST + 2 * low].sum(-1) for low in lows]
+    ahead = [offsets[..., FARTHEST + 1 - 2 * low : FARTHEST + 1 - low].sum(-1) for low in reversed(lows)]
+    near = torch.stack([*ahead, offsets[..., FARTHEST], *back], -1)
+    far_ahead, far_back = _far(tile, facts.far)
+    return torch.cat([far_ahead.to(near), near, far_back.to(near)], -1)
+
+
+def _far(tile: Tile, far: Tensor) -> tuple[Tensor, Tensor]:
+    """The weight of every row on the bins beyond the distances told one by one, ahead and back."""
+    low, high = tile.nearest
+    reach = (tile.cols.stop - 1 - low, high - tile.cols.start)
+    # No key lies in most of the bins of a short call: only those that some row can reach are asked for.
+    ahead, back = (sum(2**k <= most for k in range(_NEAR, OCTAVES)) for most in reach)
+    every = far.new_tensor([2**60])
+    edges = torch.cat([-every, 1 - far[:back].flip(0), far[:ahead], every])
+    masses = tile.upto(tile.centers()[..., None] + edges).diff(dim=-1).clamp(min=0.0)
+    # Keys rise from far back to far ahead. The farthest bin that is asked for holds all beyond it: nothing.
+    of_back, of_ahead = masses[..., :back].flip(-1), masses[..., back + 1 :]
+    pad = torch.nn.functional.pad
+    return pad(of_ahead, (0, len(far) - ahead)).flip(-1), pad(of_back, (0, len(far) - back))
 
 
 def _distances(tile: Tile) -> Int[Tensor, "sunk rows"]:
