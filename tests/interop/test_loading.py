@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from hooks.families import FAMILIES, PICTURE
 from multihead.error import MultiheadError
-from multihead.interop import LoadedModel, load_model
+from multihead.interop import LoadedModel, PictureFacts, load_model
 from multihead.interop.quiet import quiet_transformers
 
 
@@ -70,6 +71,17 @@ def test_a_model_of_pictures_has_no_tokenizer(tmp_path):
     loaded = load_model(save(hf.ViTModel(hf.ViTConfig(**PICTURE)), tmp_path, words=False))
     assert isinstance(loaded, LoadedModel)
     assert loaded.tokenizer is None
+    assert loaded.pictures == PictureFacts(
+        height=16,
+        width=16,
+        resize=(16, 16),
+        filter="bilinear",
+        scale=1 / 255,
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
+        patch=(4, 4),
+    )
+    assert loaded.sounds is None
 
 
 def test_half_precision_files_are_widened_on_a_cpu_unless_told(tmp_path):
@@ -167,7 +179,41 @@ def test_a_device_without_numbers(folder):
 def test_a_damaged_file_is_told(folder):
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    refused(folder, "SafetensorError")
+    error = refused(folder, r"model\.safetensors\n  got: \d+ bytes of \d+: it is cut off")
+    assert "get the file again" in error.remedy
+
+
+def test_a_damaged_file_that_was_fetched_is_told(monkeypatch):
+    def damaged(*args, **options):
+        raise SafetensorError("Error while deserializing header: incomplete metadata, file not fully covered")
+
+    monkeypatch.setattr(hf.AutoConfig, "from_pretrained", lambda *a, **o: FAMILIES["bert"].config())
+    monkeypatch.setattr(hf.AutoModel, "from_pretrained", damaged)
+    assert "get it again" in refused("nobody/broken", "incomplete metadata").remedy
+
+
+def test_a_missing_part_is_told_by_name(tmp_path):
+    with quiet_transformers():
+        FAMILIES["bert"].build().save_pretrained(tmp_path, max_shard_size="20KB")
+        tokenizer().save_pretrained(tmp_path)
+    assert type(load_model(tmp_path).model) is hf.BertModel
+    (lost,) = tmp_path.glob("model-00002*")
+    lost.unlink()
+    error = refused(tmp_path, rf"1 of them are not there: {re.escape(lost.name)}")
+    assert "missing files" in error.remedy
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "compressed-tensors", "of_my_own"])
+def test_quantised_weights_are_told_with_their_method(folder, method):
+    config = json.loads((folder / "config.json").read_text())
+    quantised = {"quant_method": method, "bits": 4, "group_size": 128, "load_in_4bit": method == "bitsandbytes"}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantised}))
+    if method == "of_my_own":
+        assert type(load_model(folder).model) is hf.BertModel  # transformers leaves what it does not know aside
+        return
+    error = refused(folder, f"weights quantised with {method}, which could not be loaded here")
+    assert "the model it was made from" in error.remedy
+    assert "multihead[hf]" not in str(error)
 
 
 def test_a_folder_without_weights(folder):

@@ -1,9 +1,11 @@
 """Attention calls made by hand."""
 
+import dataclasses
+
 import numpy as np
 import torch
 
-from measure.oracle import Facts, outputs_of, statistics_of, weights_of
+from measure.oracle import Facts, alike_of, outputs_of, statistics_of, weights_of, written_of
 from multihead.attend import Softmax, make_problem
 from multihead.corpus import TokenClasses
 from multihead.hooks import Call, Projection, Site, Tokens
@@ -56,12 +58,22 @@ def make_call(
     )
 
 
-def take(call, *, rows=None, statistics=None):
-    """What the sweep makes of a call: name -> (sums, counts) as numpy (batch, heads, *shape), or the reason."""
-    vocabulary = classes()
+def take(call, *, rows=None, statistics=None, classes_at=None):
+    """What the sweep makes of a call: name -> (sums, counts) as numpy (batch, heads, *shape), or the reason.
+
+    `classes_at` (batch | 1, kv_len): classes by place; the first is then that of special tokens.
+    """
+    vocabulary = classes() if classes_at is None else dataclasses.replace(classes(), names=("special", "b", "c"))
     chosen = statistics or (*DEFAULT, *(target(name) for name in DEFAULT_TARGETS), token_class(vocabulary.names))
     factor = Recorder(DEFAULT)._factors.of(call)
-    scene = build_scene(call, range(call.problem.batch), vocabulary=vocabulary, targets=DEFAULT_TARGETS, factor=factor)
+    scene = build_scene(
+        call,
+        range(call.problem.batch),
+        vocabulary=vocabulary,
+        targets=DEFAULT_TARGETS,
+        factor=factor,
+        classes=classes_at,
+    )
     _, taken = sweep(scene, chosen, rows=rows)
     return {
         name: (part.sum.numpy(), part.count.numpy()) if hasattr(part, "sum") else part.reason
@@ -74,14 +86,14 @@ def visible_of(problem, scores):
     return (scores > -1e30).expand(problem.batch, problem.heads, -1, -1).numpy()
 
 
-def expect(call):
+def expect(call, *, classes_at=None):
     """The same from the oracle."""
     problem = call.problem
     weights, sink, scores = weights_of(problem)
     visible = visible_of(problem, scores)
     every = []
     for b in range(problem.batch):
-        facts = facts_of(call, b)
+        facts = facts_of(call, b, classes_at)
         heads = [
             statistics_of(weights[b, h], visible[b, h], facts, sinks=sink[b, h], scores=scores[b, h].numpy())
             for h in range(problem.heads)
@@ -90,12 +102,15 @@ def expect(call):
         seen = visible[b, 0] & facts.k_keep[None]
         rows = [i for i in np.flatnonzero(facts.q_keep) if seen[i].any()]
         residual = None if call.residual is None else call.residual[b].double().numpy()
-        one |= outputs_of(call.output[b].double().numpy(), call.projection.weight.double().numpy(), residual, rows)
+        output = call.output[b].double().numpy()
+        one |= outputs_of(output, call.projection.weight.double().numpy(), residual, rows)
+        one |= alike_of(weights[b].numpy(), visible[b], facts, sink[b].numpy())
+        one |= written_of(output, [i for i in rows if (visible[b][:, i] & facts.k_keep).any(-1).all()])
         every.append(one)
     return {n: tuple(np.stack([one[n][i] for one in every]) for i in (0, 1)) for n in every[0]}
 
 
-def facts_of(call, b):
+def facts_of(call, b, classes_at=None):
     problem, vocabulary = call.problem, classes()
 
     def row(tensor, length):
@@ -113,6 +128,8 @@ def facts_of(call, b):
         cross=call.site.cross,
         offset=problem.q_offset or 0,
         sink=isinstance(problem.normaliser, Softmax) and not problem.normaliser.plain,
+        class_at=None if classes_at is None else classes_at[b].numpy(),
+        special_at=None if classes_at is None else classes_at[b].numpy() == 0,
     )
 
 

@@ -25,6 +25,24 @@ class Facts:
     cross: bool = False
     offset: int = 0
     sink: bool = False
+    class_at: np.ndarray | None = None
+    special_at: np.ndarray | None = None
+
+    def is_special(self, j):
+        """Whether key j is a special token, as far as it is known."""
+        if self.special_at is not None:
+            return bool(self.special_at[j])
+        return self.k_ids is not None and int(self.k_ids[j]) in self.special
+
+    def class_of_key(self, j):
+        """Class of key j, or None."""
+        if self.class_at is not None:
+            return int(self.class_at[j])
+        return None if self.k_ids is None else self.class_of[int(self.k_ids[j])]
+
+    def in_sink(self, j, first):
+        """Whether key j belongs to the sink."""
+        return bool(self.k_keep[j]) and (j == first or self.is_special(j))
 
 
 def weights_of(problem):
@@ -102,16 +120,18 @@ def statistics_of(weights, visible, facts, *, sinks=None, scores=None):
     rows = [i for i in real if seen[i].sum() >= 2]
     places, sums = Places(facts, *weights.shape), Sums()
     for name, shape in SHAPES.items():
-        sums.add(name, 0.0, 0.0, shape=(facts.classes,) if name == "token_class" else shape)
+        sums.add(name, 0.0, 0.0, shape=(facts.classes,) if name.startswith("token_class") else shape)
     columns = np.zeros(weights.shape[1])
     for i in rows:
         a = {int(j): float(weights[i, j]) for j in np.flatnonzero(seen[i])}
         for j, weight in a.items():
             columns[j] += weight
+        row = Row(a, float(sinks[i]), facts, places, i)
         _spread(sums, a, float(sinks[i]), facts, places, i)
         _where(sums, a, facts, places, i)
-        _copies(sums, a, facts, places, i)
-        _targets(sums, a, places, i)
+        _sink(sums, row)
+        _left(sums, row)
+        _pairs(sums, row)
     if rows:
         for j in np.flatnonzero(facts.k_keep):
             sums.add("received", columns[j], place=places.k_bin[j])
@@ -155,59 +175,149 @@ def _where(sums, a, facts, places, i):
             sums.add("offsets", p, 0.0, place=d + 16)
         sums.add("distance_histogram", p, 0.0, place=histogram_bin(d))
         sums.add("pooled_map", p, 0.0, place=(places.q_bin[i], places.k_bin[j]))
-        if facts.k_ids is not None:
-            sums.add("token_class", p, 0.0, place=facts.class_of[int(facts.k_ids[j])])
-            special += p * (int(facts.k_ids[j]) in facts.special)
+        if facts.class_of_key(j) is not None:
+            sums.add("token_class", p, 0.0, place=facts.class_of_key(j))
+        special += p * facts.is_special(j)
     sums.add("special_token", special)
 
 
-def _copies(sums, a, facts, places, i):
-    """Weight on other copies of the token, and on what followed one."""
-    if facts.q_ids is None or facts.k_ids is None:
-        return
-    own = facts.q_ids[i]
+class Row:
+    """One row of weights: on every visible key, on those of the sink, and on the others."""
 
-    def copy(j):
-        return facts.k_keep[j] and facts.k_ids[j] == own and (facts.cross or places.distance(i, j) != 0)
+    def __init__(self, a, sink, facts, places, i):
+        self.a, self.learned, self.facts, self.places, self.i = a, sink if facts.sink else 0.0, facts, places, i
+        self.sunk = {j: p for j, p in a.items() if facts.in_sink(j, places.first)}
+        self.rest = {j: p for j, p in a.items() if j not in self.sunk}
+        self.s = sum(self.sunk.values()) + self.learned
+        self.left = sum(self.rest.values())
+        self.best = max(a, key=lambda j: (a[j], -j))
+        self.outcomes = len(a) + facts.sink
 
-    for name, keys in (
-        ("same_token", [j for j in a if copy(j)]),
-        ("induction", [j for j in a if places.k[j] >= 1 and copy(j - 1)]),
-    ):
-        if keys:
-            sums.add(name, sum(a[j] for j in keys))
-
-
-def _targets(sums, a, places, i):
-    best = max(a, key=lambda j: (a[j], -j))
-    for name, distance in (("previous", 1), ("next", -1), ("self", 0)):
-        keys = [j for j in a if places.distance(i, j) == distance]
-        if keys:
-            sums.add(name, sum(a[j] for j in keys))
-            sums.add(f"{name}_argmax", best in keys)
+    def distance(self, j):
+        return self.places.distance(self.i, j)
 
 
-TARGETS = ("previous", "next", "self")
+def _sink(sums, row):
+    """Weight on the sink, the first token and special tokens; where the largest weight is; what even spreads do."""
+    first, facts = row.places.first, row.facts
+    sums.add("sink", row.s)
+    sums.add("sink_argmax", (row.learned > row.a[row.best]) or row.best in row.sunk)
+    sums.add("sink_even", (len(row.sunk) + facts.sink) / row.outcomes)
+    sums.add("sink_by_position", row.s, place=row.places.q_bin[row.i])
+    sums.add("first_token_argmax", row.best == first)
+    sums.add("first_token_even", (first in row.a) / row.outcomes)
+    sums.add("special_token_argmax", facts.is_special(row.best))
+
+
+def _left(sums, row):
+    """Everything again with the sink set aside: what is left counts as much as it is."""
+    left, places = row.left, row.places
+    b = {j: p / left for j, p in row.rest.items()} if left > 0 else {}
+    entropy = -sum(p * math.log(p) for p in b.values() if p > 0)
+    sums.add("entropy_content", left * entropy, left)
+    if len(row.rest) >= 2:
+        sums.add("entropy_share_content", left * entropy / math.log(len(row.rest)), left)
+    sums.add("distance_content", sum(p * row.distance(j) for j, p in row.rest.items()), left)
+    sums.add("distance_absolute_content", sum(p * abs(row.distance(j)) for j, p in row.rest.items()), left)
+    sums.add("span90", span90({j: (row.distance(j), p) for j, p in row.a.items()}))
+    sums.add("span90_content", left * span90({j: (row.distance(j), p) for j, p in row.rest.items()}), left)
+    for name in ("offsets_content", "distance_histogram_content", "token_class_content"):
+        sums.add(name, 0.0, left, place=slice(None))
+    sums.add("pooled_map_content", 0.0, left, place=places.q_bin[row.i])
+    for j, p in row.rest.items():
+        d = row.distance(j)
+        if abs(d) <= 16:
+            sums.add("offsets_content", p, 0.0, place=d + 16)
+        sums.add("distance_histogram_content", p, 0.0, place=histogram_bin(d))
+        sums.add("pooled_map_content", p, 0.0, place=(places.q_bin[row.i], places.k_bin[j]))
+        if row.facts.class_of_key(j) is not None:
+            sums.add("token_class_content", p, 0.0, place=row.facts.class_of_key(j))
+    octave = min(int(math.log2(len(row.a)) + 1e-9), 19) - 1
+    outcomes = [*row.a.values(), row.learned]
+    sums.add("entropy_by_length", -sum(p * math.log(p) for p in outcomes if p > 0), place=octave)
+
+
+def span90(weights):
+    """Distance that holds 90 %: exact up to 15, then in proportion inside octaves."""
+    total = sum(p for _, p in weights.values())
+    if total <= 0:
+        return 0.0
+    wanted, have = (0.9 - 1e-5) * total, 0.0
+    bounds = [(d, d) for d in range(16)] + [(2**k, 2 ** (k + 1) - 1) for k in range(4, 40)]
+    for low, high in bounds:
+        inside = sum(p for d, p in weights.values() if low <= abs(d) <= high)
+        if have + inside >= wanted:
+            return low + (high - low) * (wanted - have) / inside
+        have += inside
+    raise AssertionError
+
+
+def _pairs(sums, row):
+    """Weight on other copies of the token, on what followed one, and at single distances."""
+    facts, places = row.facts, row.places
+    found = {name: [j for j in row.a if row.distance(j) == d] for name, d in TARGETS.items()}
+    if facts.q_ids is not None and facts.k_ids is not None:
+        own = facts.q_ids[row.i]
+
+        def copy(j):
+            return facts.k_keep[j] and facts.k_ids[j] == own and (facts.cross or row.distance(j) != 0)
+
+        found["same_token"] = [j for j in row.a if copy(j)]
+        found["induction"] = [j for j in row.a if places.k[j] >= 1 and copy(j - 1)]
+    for name, keys in found.items():
+        add_pairs(sums, row, name, keys)
+
+
+def add_pairs(sums, row, name, keys):
+    """One set of pairs of a row that are visible."""
+    if keys:
+        sums.add(name, sum(row.a[j] for j in keys))
+        sums.add(f"{name}_argmax", row.best in keys)
+        sums.add(f"{name}_even", len(keys) / row.outcomes)
+    if any(j in row.rest for j in keys):
+        sums.add(f"{name}_content", sum(row.rest.get(j, 0.0) for j in keys), row.left)
+
+
+TARGETS = {"previous": 1, "next": -1, "self": 0, "previous2": 2}
 SCALARS = (
     "entropy",
+    "entropy_content",
     "entropy_share",
+    "entropy_share_content",
     "participation",
     "max_weight",
+    "sink",
+    "sink_argmax",
+    "sink_even",
     "first_token",
+    "first_token_argmax",
+    "first_token_even",
     "special_token",
+    "special_token_argmax",
     "sink_mass",
     "distance",
+    "distance_content",
     "distance_absolute",
-    "same_token",
-    "induction",
+    "distance_absolute_content",
+    "span90",
+    "span90_content",
 )
+PAIRS = [
+    f"{name}{end}" for name in ("same_token", "induction", *TARGETS) for end in ("", *("_argmax", "_even", "_content"))
+]
 SHAPES = {
-    **dict.fromkeys((*SCALARS, *TARGETS, *(f"{name}_argmax" for name in TARGETS)), ()),
+    **dict.fromkeys((*SCALARS, *PAIRS), ()),
     "offsets": (33,),
+    "offsets_content": (33,),
     "distance_histogram": (31,),
+    "distance_histogram_content": (31,),
     "token_class": (0,),
+    "token_class_content": (0,),
     "entropy_by_position": (BINS,),
+    "entropy_by_length": (19,),
+    "sink_by_position": (BINS,),
     "pooled_map": (BINS, BINS),
+    "pooled_map_content": (BINS, BINS),
     "received": (BINS,),
 }
 
@@ -218,6 +328,61 @@ def histogram_bin(distance):
         return 15
     octave = min(int(math.log2(abs(distance)) + 1e-9), 14)
     return 16 + octave if distance > 0 else 14 - octave
+
+
+def alike_of(weights, visible, facts, sinks):
+    """Sums and counts of how alike heads of a layer are, (heads, heads): weights (heads, q_len, kv_len)."""
+    heads = len(weights)
+    places, sums = Places(facts, *weights.shape[1:]), Sums()
+    for name in ("similarity", "similarity_content"):
+        sums.add(name, 0.0, 0.0, shape=(heads, heads))
+    rows = {}
+    for h in range(heads):
+        seen = np.asarray(visible[h]) & facts.k_keep[None]
+        for i in np.flatnonzero(facts.q_keep):
+            if seen[i].sum() >= 2:
+                a = {int(j): float(weights[h, i, j]) for j in np.flatnonzero(seen[i])}
+                rows[h, i] = Row(a, float(sinks[h, i]), facts, places, i)
+    for (h, i), one in rows.items():
+        for g in range(heads):
+            other = rows.get((g, i))
+            if other is None:
+                continue
+            every = sum(math.sqrt(p * other.a.get(j, 0.0)) for j, p in one.a.items())
+            sums.add("similarity", every + math.sqrt(one.learned * other.learned), place=(h, g))
+            rest = sum(math.sqrt(p * other.rest.get(j, 0.0)) for j, p in one.rest.items())
+            sums.add("similarity_content", rest, math.sqrt(one.left * other.left), place=(h, g))
+    return sums.found
+
+
+def written_of(output, rows):
+    """Effective ranks and HSIC of the outputs (q_len, heads, width) over some rows, in blocks of 512."""
+    heads, length = output.shape[1], len(output)
+    starts = [s for s in range(0, length, 512) if s == 0 or length - s >= 64]
+    sums = Sums()
+    sums.add("effective_rank", 0.0, 0.0, shape=(heads,))
+    sums.add("cka", 0.0, 0.0, shape=(heads, heads))
+    for start, stop in zip(starts, [*starts[1:], length], strict=True):
+        block = output[[i for i in rows if start <= i < stop]]
+        for h in range(heads):
+            values = np.linalg.svd(block[:, h], compute_uv=False) if len(block) else np.zeros(1)
+            if values.sum() > 0:
+                share = values / values.sum()
+                sums.add("effective_rank", math.exp(-sum(p * math.log(p) for p in share if p > 0)), place=h)
+        if len(block) >= 4:
+            for h in range(heads):
+                for g in range(heads):
+                    sums.add("cka", hsic(block[:, h] @ block[:, h].T, block[:, g] @ block[:, g].T), place=(h, g))
+    return sums.found
+
+
+def hsic(k, m):
+    """The unbiased estimate, as Song et al. 2012 write it."""
+    n = len(k)
+    k, m = k - np.diag(np.diag(k)), m - np.diag(np.diag(m))
+    one = np.ones(n)
+    inner = np.trace(k @ m) + one @ k @ one * (one @ m @ one) / ((n - 1) * (n - 2)) - 2 / (n - 2) * (one @ k @ m @ one)
+    return inner / (n * (n - 3))
 
 
 def outputs_of(output, weight, residual, rows):

@@ -7,7 +7,7 @@ import torch
 from hooks.families import FAMILIES, ids
 from multihead.corpus import TokenClasses
 from multihead.error import MultiheadError
-from multihead.measure import DEFAULT, Batch, Interrupted, observe
+from multihead.measure import DEFAULT, Batch, Interrupted, Run, observe
 from multihead.pattern import causal, distance, pairs
 from multihead.record import Document, Note
 
@@ -74,7 +74,7 @@ def test_the_largest_score_is_the_largest_of_all_rows_of_a_document(bert):
 def test_documents_are_told_when_their_last_batch_is_done(bert):
     told = []
     plan = [batch(1), batch(0, 1), batch(2)]
-    observe(bert, plan, documents=documents("a", "b", "c"), on_document=told.append)
+    observe(bert, plan, documents=documents("a", "b", "c"), run=Run(on_document=told.append))
     assert told == [0, 1, 2]
 
 
@@ -88,7 +88,7 @@ def test_ctrl_c_keeps_the_documents_that_were_finished(bert):
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted, match="interrupted after 2 documents") as stopped:
-        observe(bert, plan, documents=documents("a", "b", "c"), name="m", on_document=stop)
+        observe(bert, plan, documents=documents("a", "b", "c"), name="m", run=Run(on_document=stop))
     kept = stopped.value.statistics
     assert [d.name for d in kept.documents] == ["a", "c"]
     for name, sums in kept.sums.items():
@@ -114,7 +114,7 @@ def test_the_model_runs_in_eval_mode_and_keeps_its_flags(bert):
     seen = []
     bert.register_forward_pre_hook(lambda module, _: seen.append((module.training, torch.is_grad_enabled())))
     with pytest.raises(ZeroDivisionError):
-        observe(bert, [batch(0)], documents=documents("a"), on_document=lambda _: 1 / 0)
+        observe(bert, [batch(0)], documents=documents("a"), run=Run(on_document=lambda _: 1 / 0))
     assert seen == [(False, False)]
     assert [module.training for module in bert.modules()] == before
 
@@ -227,7 +227,7 @@ def test_a_changed_projection_is_seen(bert):
                 layer.attention.output.dense.weight.mul_(2)
 
     # Within one run too: the second document is measured with the weights it ran with.
-    both = observe(bert, [*plan, *shifted(plan, 1)], documents=documents("a", "b"), on_document=double)
+    both = observe(bert, [*plan, *shifted(plan, 1)], documents=documents("a", "b"), run=Run(on_document=double))
     first_layer = both.per_document("output_norm")[:, :4]
     np.testing.assert_allclose(first_layer[0], before[:4], rtol=1e-6)
     np.testing.assert_allclose(first_layer[1], 2 * before[:4], rtol=1e-5)

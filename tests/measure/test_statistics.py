@@ -73,7 +73,13 @@ MAKE = {
     "longer than a block": lambda: make_call(batch=1, heads=2, q_len=300, mask=causal()),
     "much longer than a block": lambda: make_call(batch=1, heads=1, q_len=331),
 }
-NEED_IDS = ("special_token", "token_class", "same_token", "induction")
+NEED_IDS = (
+    "special_token",
+    "special_token_argmax",
+    "token_class",
+    "token_class_content",
+    *(f"{name}{end}" for name in ("same_token", "induction") for end in ("", "_argmax", "_even", "_content")),
+)
 
 
 @pytest.mark.parametrize("name", MAKE)
@@ -86,3 +92,13 @@ def test_statistics_equal_their_definitions(name):
     assert got.keys() >= want.keys()
     assert set(want) | set(NEED_IDS) >= got.keys()
     assert_same(got, want)
+
+
+@pytest.mark.parametrize("name", ["causal", "padded left", "cross, padded", "no token ids", "sinks"])
+def test_classes_by_place_count_instead_of_those_of_ids(name):
+    call = MAKE[name]()
+    at = torch.randint(0, 3, (call.problem.batch, call.problem.kv_len))
+    got, want = take(call, classes_at=at), expect(call, classes_at=at)
+    told = [n for n in want if not isinstance(got[n], str)]
+    assert {"token_class", "token_class_content", "special_token", "sink", "sink_argmax"} <= set(told)
+    assert_same(got, want, names=told)

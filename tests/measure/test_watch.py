@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from transformers import DynamicCache
 
 from hooks.families import FAMILIES, ids
 from measure.oracle import weights_of
 from multihead.error import MultiheadError
 from multihead.hooks import watching
 from multihead.measure import Batch, observe, watch
+from multihead.measure.watch import RELATIVE
 from multihead.record import Document
 
 
@@ -105,10 +107,96 @@ def test_statistics_of_a_model_that_was_not_run_are_refused():
         w.statistics()
 
 
-def test_passes_that_read_a_cache_are_refused():
+def generated(model, inputs, new=6, **extra):
+    """The record of watching `generate`, and the tokens that were read."""
+    model.generation_config.eos_token_id = None
+    with watch(model) as w:
+        tokens = model.generate(**inputs, max_new_tokens=new, do_sample=False, pad_token_id=0, **extra)
+    return w.statistics(), tokens[:, :-1]
+
+
+def assert_same_sums(got, want, *, leaving=RELATIVE):
+    for quantity in want.quantities:
+        name = quantity.name
+        if name in leaving:
+            assert not got.counts[name].any(), f"{name} is left out"
+            continue
+        np.testing.assert_allclose(got.counts[name], want.counts[name], rtol=1e-5, atol=1e-5, err_msg=name)
+        scale = np.maximum(want.counts[name], 1.0) if quantity.fold == "mean" else 1.0
+        np.testing.assert_allclose(got.sums[name] / scale, want.sums[name] / scale, rtol=1e-4, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [("llama", "dynamic"), ("llama", "static"), ("gpt2", "dynamic"), ("mistral", "dynamic"), ("mistral", "static")],
+)
+def test_watching_generate_equals_watching_one_pass(name, cache, padding):
+    family = FAMILIES[name]
+    model, inputs = family.build(), family.inputs(padding)
+    extra = {"disable_compile": True} if cache == "static" else {}
+    record, read = generated(model, inputs, cache_implementation=cache, **extra)
+    keep = torch.ones_like(read)
+    if padding == "left":
+        keep[:, : inputs["attention_mask"].shape[1]] = inputs["attention_mask"]
+    with watch(model) as w, torch.no_grad():
+        model(input_ids=read, attention_mask=keep, position_ids=(keep.cumsum(1) - 1).clamp(min=0))
+    want = w.statistics()
+    assert record.documents == want.documents
+    assert_same_sums(record, want)
+    told = {note.quantity for note in record.notes if "read in steps" in note.text}
+    assert told == {name for name in RELATIVE if name in record.sums}
+
+
+def test_a_decoder_that_writes_step_by_step_equals_one_pass():
+    family = FAMILIES["bart"]
+    model, inputs = family.build(), family.inputs()
+    given = {"input_ids": inputs["input_ids"]}
+    record, read = generated(model, given, num_beams=1)
+    with watch(model) as w, torch.no_grad():
+        model(**given, decoder_input_ids=read)
+    assert_same_sums(record, w.statistics())
+
+
+def test_steps_fill_one_unit():
+    model = FAMILIES["llama"].build()
+    record, read = generated(model, {"input_ids": ids(1, 9)})
+    assert record.units == (0,)
+    np.testing.assert_allclose(record.unit_sums["entropy"], record.sums["entropy"], rtol=1e-6)
+
+
+def test_a_cache_may_be_filled_by_hand_in_pieces():
+    model, row = FAMILIES["llama"].build(), ids(2, 9)
+    with watch(model) as w, torch.no_grad():
+        cache = DynamicCache(config=model.config)
+        model(input_ids=row[:, :4], cache=cache)
+        model(input_ids=row[:, 4:], cache=cache)
+        model(input_ids=row)
+    record = w.statistics()
+    assert [d.tokens for d in record.documents] == [9] * 4
+    assert [d.digest for d in record.documents[:2]] == [d.digest for d in record.documents[2:]]
+    for name in ("entropy", "distance", "induction", "logit_max"):
+        np.testing.assert_allclose(record.sums[name][:2], record.sums[name][2:], rtol=1e-4, atol=1e-5)
+
+
+def test_beams_are_refused_with_the_reason():
     model = FAMILIES["gpt2"].build()
-    with watch(model), pytest.raises(MultiheadError, match="1 queries over 5 keys, from a cache"):
-        model.generate(ids(1, 4), max_new_tokens=3, do_sample=False)
+    model.generation_config.eos_token_id = None
+    # Rows change places only if chance makes another beam better: reorder by hand what beams would.
+    with torch.no_grad(), watch(model), pytest.raises(MultiheadError, match="rows have changed places"):
+        cache = DynamicCache(config=model.config)
+        model(input_ids=ids(2, 5), cache=cache)
+        cache.reorder_cache(torch.tensor([1, 0]))
+        model(input_ids=ids(2, 1), cache=cache)
+
+
+def test_a_cache_that_was_filled_before_is_refused():
+    model = FAMILIES["gpt2"].build()
+    with torch.no_grad():
+        cache = DynamicCache(config=model.config)
+        model(input_ids=ids(1, 5), cache=cache)
+        with watch(model), pytest.raises(MultiheadError, match="which has read nothing\n"):
+            model(input_ids=ids(1, 1), cache=cache)
 
 
 def test_generating_without_a_cache_gives_a_document_for_each_pass():

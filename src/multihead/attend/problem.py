@@ -36,6 +36,9 @@ class Problem:
         dropout: Share of the weights that is dropped; the others are divided by 1 - dropout.
         q_offset: Position of the first query, where the first key has position 0. None where q_len differs from kv_len
             and nothing says how they line up; then no field depends on it.
+        places: Position of each query where they are some of those of a call and do not follow one another; None
+            counts on from `q_offset`. Such a problem is there to be looked at, by `scores`, `allowed` and `bias_rows`;
+            no backend knows of it.
     """
 
     q: Float[Tensor, "batch heads q_len head_dim"]
@@ -48,6 +51,7 @@ class Problem:
     normaliser: Normaliser = Softmax()  # noqa: RUF009 - frozen
     dropout: float = 0.0
     q_offset: int | None = None
+    places: Int[Tensor, " q_len"] | None = None
 
     @property
     def batch(self) -> int:
@@ -99,13 +103,34 @@ class Problem:
         return replace(self, q=self.q.to(self.wide), k=self.k.to(self.wide), v=self.v.to(self.wide))
 
     def q_positions(self) -> Int[Tensor, " q_len"]:
-        """Absolute position of each query: q_offset, q_offset + 1, ..."""
+        """Absolute position of each query: q_offset, q_offset + 1, ..., or its own where it has one."""
+        if self.places is not None:
+            return self.places
         first = self.q_offset or 0
         return torch.arange(first, first + self.q_len, device=self.q.device)
 
     def k_positions(self) -> Int[Tensor, " kv_len"]:
         """Absolute position of each key: 0, 1, ..."""
         return torch.arange(self.kv_len, device=self.q.device)
+
+    def restrict(self, rows: Index) -> "Problem":
+        """The same problem for some of its queries, at the positions they have.
+
+        Args:
+            rows: Indices of queries, from 0 whatever the offset.
+        """
+
+        def picked(given: object) -> object:
+            per_row = isinstance(given, Tensor) and given.shape[2] > 1
+            return given[:, :, rows] if isinstance(given, Tensor) and per_row else given
+
+        return replace(
+            self,
+            q=self.q[:, :, rows],
+            mask=picked(self.mask),
+            bias=picked(self.bias),
+            places=self.q_positions()[rows],
+        )
 
     def allowed(self, rows: Index = ALL, cols: Index = ALL) -> Bool[Tensor, "_ _ _ _"] | None:
         """Which keys some queries may attend to.
@@ -165,6 +190,8 @@ class Problem:
     def _sees_all(self, pattern: Pattern, q_pos: Tensor) -> bool:
         if q_pos.numel() == 0 or self.kv_len == 0:
             return True
+        if self.places is not None:
+            return False
         first = int(q_pos[0])
         step = int(q_pos[1]) - first if q_pos.numel() > 1 else 1
         return step == 1 and bool(

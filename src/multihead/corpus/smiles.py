@@ -7,6 +7,7 @@ The grammar is that of the OpenSMILES specification, with `~` for a bond of unkn
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 from multihead.error import MultiheadError
@@ -275,6 +276,11 @@ class SmilesTokenizer:
         if add_special_tokens:
             ids = [self.cls_token_id, *ids, self.sep_token_id]
         return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+
+    def split_words(self, text: str) -> list[tuple[int, int]]:
+        """Where each token begins and stops: in a molecule every atom, bond and bracket is a word of its own."""
+        ends = list(accumulate(map(len, smiles_tokens(text))))
+        return list(zip([0, *ends], ends, strict=False))
 
     def get_vocab(self) -> Mapping[str, int]:
         """Every token with its id."""

@@ -2,18 +2,22 @@
 
 from multihead.hooks.address import addresses
 from multihead.hooks.call import Call, Projection, Site, Tokens
+from multihead.hooks.families import Family, families
 from multihead.hooks.gate import gated
-from multihead.hooks.locate import Located, locate
+from multihead.hooks.locate import Layers, Located, locate
 from multihead.hooks.watch import Watched, watching
 
 __all__ = [
     "Call",
+    "Family",
+    "Layers",
     "Located",
     "Projection",
     "Site",
     "Tokens",
     "Watched",
     "addresses",
+    "families",
     "gated",
     "locate",
     "watching",

@@ -59,13 +59,15 @@ class Call:
 
     Args:
         site: Which layer.
-        problem: Queries, keys, values after position encoding and cache, with mask, bias, scale, softcap and sinks.
+        problem: Queries, keys, values after position encoding and cache, with mask, bias, scale, softcap and sinks. By
+            fallback, queries and keys may have head_dim 0: then the bias holds the model's scores.
         output: Head outputs (batch, q_len, heads, v_head_dim) as the model used them.
         projection: The linear map the head outputs are fed to, found by the identity of the data.
         residual: Input of the block around the layer (batch, q_len, width), or None if there is no such block.
         queries: Tokens at the query positions.
         keys: Tokens at the key positions.
-        kernel: Name of the model's own implementation, e.g. `"sdpa"`.
+        kernel: Name of the model's own implementation, e.g. `"sdpa"`; of a module that computes attention by itself,
+            what was seen of it: `"softmax (fallback)"` or `"scaled_dot_product_attention (fallback)"`.
     """
 
     site: Site

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 from multihead.error import MultiheadError
 from multihead.hooks.address import CROSS, Numbering
 from multihead.hooks.locate import locate
-from multihead.hooks.seam import Tap, tapped
+from multihead.hooks.seam import tapped
+from multihead.hooks.tap import Tap
 from multihead.hooks.trace import Trace
 from multihead.layer import MultiHeadAttention
 from multihead.record import HeadAddress
@@ -75,6 +77,26 @@ class _Gater(Tap):
 
     def owns(self, module: nn.Module) -> bool:
         return id(module) in self.trace.paths
+
+    @property
+    def acts(self) -> bool:
+        return True
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.trace.enter(module, args, kwargs)
+
+    def leave(self, module: nn.Module, args: tuple[Any, ...], result: object) -> None:
+        self.trace.leave(module, args, result)
+
+    def again(self, module: nn.Module) -> None:
+        self.trace.again(module)
+
+    def refuse(self, module: nn.Module, reason: str) -> None:
+        raise MultiheadError(
+            asked=f"gates on heads of {type(self.model).__name__}",
+            arrived=f"{self.trace.paths[id(module)] or 'the model'} ({type(module).__name__}): {reason}",
+            remedy="its layers cannot be counted, nor its heads multiplied; gate a model of another family",
+        )
 
     def gate(self, module: nn.Module, output: Tensor) -> Tensor:
         if self.trace.backward and self.trace.most_visits(module) > 1:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from multihead.attend import Problem, Softmax, make_problem
 from multihead.error import MultiheadError
-from multihead.hooks.seam import KernelCall
+from multihead.hooks.tap import KernelCall
 from multihead.pattern import Pattern, causal
 
 # Kernels that compute windows, padding or pages by themselves, from arguments other than a 4-D mask.

@@ -1,28 +1,28 @@
 """Which modules of a model are attention, told from the model alone."""
 
-import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from types import CodeType
+from typing import Literal
 
 from torch import nn
 
 from multihead.error import MultiheadError
-from multihead.hooks.address import name_stacks
+from multihead.hooks.address import addresses, name_stacks
 from multihead.hooks.call import Site
+from multihead.hooks.code import computes_attention, stated_heads, uses_table
+from multihead.hooks.families import families
 from multihead.layer import MultiHeadAttention
 
-# The table every attention module of transformers looks its kernel up in.
-_TABLE = "ALL_ATTENTION_FUNCTIONS"
-# Its own base class names the table too, to list what it holds.
-_BASE_CLASSES = "transformers.modeling_utils"
 _CROSS_NAME = re.compile(r"cross|encoder_attn|enc_?dec|x_attn|token_to_image|image_to_token", re.IGNORECASE)
 _CROSS_CLASS = re.compile(r"cross_?att|enc(oder)?_?dec(oder)?_?att", re.IGNORECASE)
 _ALIKE = re.compile(r"attention|attn", re.IGNORECASE)
-_HEAD_COUNTS = ("num_heads", "n_heads", "num_attention_heads", "heads", "n_head")
 _SHOWN = 5
+
+How = Literal["seen", "fallback"]
+"""Seen: through a seam that hands over everything. Fallback: by looking at the functions of torch a module calls."""
+
+Found = Sequence[tuple[str, nn.Module]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,23 +32,44 @@ class Located:
     Args:
         site: Where it is. A layer that is called several times a pass (ALBERT) is listed once, with repeat 0.
         heads: Number of its query heads, or None where the module does not state it.
+        how: How it is seen.
     """
 
     site: Site
     heads: int | None
+    how: How = "seen"
 
 
-def locate(model: nn.Module) -> tuple[Located, ...]:
+class Layers(tuple[Located, ...]):
+    """Attention layers of a model; printed, a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        places = addresses([located.site for located in self])
+        rows = [("layer", "heads", "how", "module")]
+        for located in self:
+            stack, layer = places[located.site]
+            heads = "?" if located.heads is None else str(located.heads)
+            rows.append((f"{stack}.L{layer}".lstrip("."), heads, located.how, located.site.module or "(the model)"))
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def locate(model: nn.Module) -> Layers:
     """Which attention layers of a model can be watched, without running it.
 
-    Found are modules of transformers whose code takes its kernel from `ALL_ATTENTION_FUNCTIONS`, and
-    `multihead.MultiHeadAttention` (one class for self- and cross-attention: which it is shows when it is called).
+    Seen are modules of transformers whose code takes its kernel from `ALL_ATTENTION_FUNCTIONS`, and
+    `multihead.MultiHeadAttention` (one class for self- and cross-attention: which it is shows when it is called). Seen
+    by fallback are `nn.MultiheadAttention`, also within `nn.TransformerEncoder`, and modules whose code computes
+    attention by itself: it names `scaled_dot_product_attention`, or softmax and a product of matrices. Whether such
+    code can be followed shows when it runs, see `Watched.unseen`.
 
     Args:
-        model: A transformers model, or one built on `MultiHeadAttention`.
+        model: A transformers model, or any module with attention in it.
 
     Returns:
-        The layers, in the order of `model.named_modules()`.
+        The layers, in the order of `model.named_modules()`; `print(locate(model))` shows them as a table.
 
     Raises:
         MultiheadError: There is none; the message names the modules that look like attention.
@@ -56,25 +77,68 @@ def locate(model: nn.Module) -> tuple[Located, ...]:
     Example:
         >>> [located.site.module for located in locate(model)]  # doctest: +SKIP
         ['encoder.layer.0.attention.self', 'encoder.layer.1.attention.self']
+        >>> print(locate(model))  # doctest: +SKIP
+        layer  heads  how   module
+        L0     12     seen  encoder.layer.0.attention.self
+        L1     12     seen  encoder.layer.1.attention.self
     """
-    found = find_attention(model)
-    if not found:
+    seen, fallback = find_attention(model), innermost(find_fallback(model), find_attention(model))
+    if not seen and not fallback:
         raise no_attention(model, "found none")
-    stacks = name_stacks((path, is_cross(path, module)) for path, module in found)
-    return tuple(
-        Located(site=Site(module=path, cross=cross, stack=stacks[path, cross]), heads=_heads(module))
+    crossing = crosses(model)
+    known = {id(module) for _, module in seen}
+    order = {path: place for place, (path, _) in enumerate(model.named_modules())}
+    found = sorted((*seen, *fallback), key=lambda pair: order[pair[0]])
+    stacks = name_stacks((path, crossing[id(module)]) for path, module in found)
+    return Layers(
+        Located(
+            site=Site(module=path, cross=crossing[id(module)], stack=stacks[path, crossing[id(module)]]),
+            heads=stated_heads(module),
+            how="seen" if id(module) in known else "fallback",
+        )
         for path, module in found
-        for cross in (is_cross(path, module),)
     )
 
 
-def find_attention(model: nn.Module) -> list[tuple[str, nn.Module]]:
+def find_attention(model: nn.Module) -> Found:
     """Path and module of every attention layer that passes through a seam we know."""
     return [
         (path, module)
         for path, module in model.named_modules()
-        if isinstance(module, MultiHeadAttention) or _uses_table(type(module))
+        if isinstance(module, MultiHeadAttention) or uses_table(type(module))
     ]
+
+
+def find_fallback(model: nn.Module) -> Found:
+    """Path and module of everything that may compute attention by itself."""
+    known = {id(module) for _, module in find_attention(model)}
+    return [
+        (path, module)
+        for path, module in model.named_modules()
+        if id(module) not in known and (isinstance(module, nn.MultiheadAttention) or computes_attention(module))
+    ]
+
+
+def innermost(fallback: Found, seen: Found) -> Found:
+    """Those that hold no other attention: a head above layers may have a softmax and a product of its own."""
+    paths = [path for path, _ in (*fallback, *seen)]
+    return [(path, m) for path, m in fallback if not any(_is_within(other, path) for other in paths)]
+
+
+def _is_within(path: str, outer: str) -> bool:
+    return path != outer and (outer == "" or path.startswith(f"{outer}."))
+
+
+def crosses(model: nn.Module) -> dict[int, bool]:
+    """For each module, by identity, whether as attention it takes keys from another sequence."""
+    modules = dict(model.named_modules())
+    return {
+        id(module): is_cross(path, module)
+        or (
+            path.endswith("multihead_attn") and isinstance(modules[path.rpartition(".")[0]], nn.TransformerDecoderLayer)
+        )
+        for path, module in modules.items()
+    }
 
 
 def is_cross(path: str, module: nn.Module) -> bool:
@@ -86,42 +150,24 @@ def is_cross(path: str, module: nn.Module) -> bool:
     return _CROSS_NAME.search(below) is not None
 
 
-def no_attention(model: nn.Module, happened: str) -> MultiheadError:
+def no_attention(model: nn.Module, happened: str, unseen: Iterable[str] = ()) -> MultiheadError:
     """The error for a model whose attention cannot be seen.
 
     Args:
         model: The model.
         happened: What was tried and came to nothing, e.g. `"found none"`.
+        unseen: What is known of single modules.
     """
     alike = [(path, type(m).__name__) for path, m in model.named_modules() if _ALIKE.search(type(m).__name__)]
     shown = ", ".join(f"{path or 'the model'} ({name})" for path, name in alike[:_SHOWN])
     more = f" and {len(alike) - _SHOWN} more" if len(alike) > _SHOWN else ""
+    reasons = "; ".join(list(unseen)[:_SHOWN])
     return MultiheadError(
-        asked="attention that passes through transformers' AttentionInterface or multihead.MultiHeadAttention",
-        arrived=f"{type(model).__name__}: {happened}; modules that look like attention: {shown or 'none'}{more}",
-        remedy="pass the model itself (not a wrapper or a compiled copy) of a family whose attention can be exchanged "
-        "(BERT, GPT-2, Llama, T5, ViT, Whisper, ...), or build it on multihead.MultiHeadAttention",
+        asked="attention that can be seen: through transformers' AttentionInterface, multihead.MultiHeadAttention, "
+        "nn.MultiheadAttention, or code that calls scaled_dot_product_attention or multiplies softmax by values",
+        arrived=f"{type(model).__name__}: {happened}; "
+        + (f"{reasons}; " if reasons else "")
+        + f"modules that look like attention: {shown or 'none'}{more}",
+        remedy="pass the model itself (not a wrapper or a compiled copy); multihead.hooks.families() lists "
+        f"{len(families())} families with how each is seen; or build it on multihead.MultiHeadAttention",
     )
-
-
-@cache
-def _uses_table(kind: type[nn.Module]) -> bool:
-    """Whether a method of the class names the table; its own code tells, decorators are seen through."""
-    bases = (base for base in kind.__mro__ if base is not nn.Module and base.__module__ != _BASE_CLASSES)
-    methods = (value for base in bases for value in vars(base).values())
-    codes = (getattr(inspect.unwrap(method), "__code__", None) for method in methods if callable(method))
-    return any(_TABLE in names for code in codes if isinstance(code, CodeType) for names in _names(code))
-
-
-def _names(code: CodeType) -> Iterator[tuple[str, ...]]:
-    yield code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
-
-
-def _heads(module: nn.Module) -> int | None:
-    config = getattr(module, "config", None)
-    stated = (getattr(module, name, None) for name in _HEAD_COUNTS)
-    counts = [*stated, getattr(config, "num_attention_heads", None)]
-    return next((count for count in counts if type(count) is int and count > 0), None)

@@ -1,4 +1,4 @@
-"""The two seams attention passes through: transformers' AttentionInterface and our own module's `attend`.
+"""The seams attention passes through: transformers' AttentionInterface, our own module's `attend`, and lookouts.
 
 The interface is one for the whole process, so there is one installation, made when the first model is watched and taken
 back when the last one is let go. It replaces two lookups of the class `AttentionInterface`, not the entries of its
@@ -11,84 +11,51 @@ import sys
 import threading
 import types
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from multihead.attend import Problem
+from multihead.hooks.fallback import TORCHS_OWN, Lookouts
+from multihead.hooks.locate import find_fallback
+from multihead.hooks.tap import TAPS, Kernel, KernelCall, Tap, gated, unseen
 from multihead.layer import MultiHeadAttention
 
-Kernel = Callable[..., Any]
 _POSITIONAL = ("module", "query", "key", "value", "attention_mask")
 _OWN = "multihead"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class KernelCall:
-    """What transformers handed to an attention function.
-
-    Args:
-        kernel: Name of the implementation, `"eager"` for the model's own default.
-        function: The function itself.
-        given: Its arguments by name, `module`, `query`, `key`, `value` and `attention_mask` among them.
-    """
-
-    kernel: str
-    function: Kernel
-    given: Mapping[str, Any]
-
-
-class Tap:
-    """Someone who wants to see, or change, the attention calls of some modules."""
-
-    def owns(self, module: nn.Module) -> bool:
-        """Whether calls of this module are wanted."""
-        raise NotImplementedError
-
-    def begin(self, module: nn.Module) -> None:
-        """An attention call is about to run."""
-
-    def gate(self, module: nn.Module, output: Tensor) -> Tensor:
-        """Head outputs (batch, q_len, heads, v_head_dim) as they shall go on; `output` itself to leave them alone."""
-        return output
-
-    def end(self, module: nn.Module, call: KernelCall | Problem, output: Tensor) -> None:
-        """The call has run, and every gate has acted on its output."""
 
 
 class _Seams:
     """The one installation, with those who listen."""
 
     def __init__(self) -> None:
-        self.taps: tuple[Tap, ...] = ()
         self._lock = threading.RLock()
         self._interface: tuple[type, Mapping[str, Any]] | None = None
         self._attending: Counter[nn.Module] = Counter()
+        self._lookouts = Lookouts()
 
-    def listeners(self, module: nn.Module) -> tuple[Tap, ...]:
-        return tuple(tap for tap in self.taps if tap.owns(module))
-
-    def add(self, tap: Tap, own: Iterable[MultiHeadAttention]) -> None:
+    def add(self, tap: Tap, own: Iterable[MultiHeadAttention], others: Iterable[nn.Module]) -> None:
         with self._lock:
             self._install()
+            self._lookouts.put(others)
             for module in own:
                 if not self._attending[module]:
                     # A method, not a closure: a deep copy of the module then gets it bound to the copy.
                     vars(module)["attend"] = types.MethodType(_attend, module)
                 self._attending[module] += 1
-            self.taps = (*self.taps, tap)
+            TAPS.all = (*TAPS.all, tap)
 
-    def remove(self, tap: Tap, own: Iterable[MultiHeadAttention]) -> None:
+    def remove(self, tap: Tap, own: Iterable[MultiHeadAttention], others: Iterable[nn.Module]) -> None:
         with self._lock:
-            self.taps = tuple(other for other in self.taps if other is not tap)
+            TAPS.all = tuple(other for other in TAPS.all if other is not tap)
+            self._lookouts.take(others)
             for module in own:
                 self._attending[module] -= 1
                 if not self._attending[module]:
                     del self._attending[module], vars(module)["attend"]
-            if not self.taps:
+            if not TAPS.all:
                 self._restore()
 
     def _install(self) -> None:
@@ -132,11 +99,13 @@ def tapped(tap: Tap, model: nn.Module) -> Generator[None, None, None]:
     Taps are told of a call in the order in which they were opened. May be nested, and opened from several threads.
     """
     own = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
-    _SEAMS.add(tap, own)
+    others = [module for _, module in find_fallback(model)]
+    others += [module for module in model.modules() if isinstance(module, TORCHS_OWN) and module not in others]
+    _SEAMS.add(tap, own, others)
     try:
         yield
     finally:
-        _SEAMS.remove(tap, own)
+        _SEAMS.remove(tap, own, others)
 
 
 def _set(interface: type, name: str, value: object) -> None:
@@ -152,13 +121,14 @@ class _Watched:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module: nn.Module = args[0] if args else kwargs["module"]
-        taps = _SEAMS.listeners(module)
+        taps = TAPS.of(module)
         for tap in taps:
             tap.begin(module)
-        result = self.function(*args, **kwargs)
+        with unseen():
+            result = self.function(*args, **kwargs)
         if not taps:
             return result
-        output = _gated(taps, module, result[0])
+        output = gated(taps, module, result[0])
         given = dict(zip(_POSITIONAL, args, strict=False)) | kwargs
         call = KernelCall(kernel=self.kernel, function=self.function, given=given)
         for tap in taps:
@@ -170,21 +140,16 @@ def _watched(kernel: str, function: Kernel) -> Kernel:
     return function if isinstance(function, _Watched) else _Watched(kernel, function)
 
 
-def _gated(taps: Iterable[Tap], module: nn.Module, output: Tensor) -> Tensor:
-    for tap in taps:
-        output = tap.gate(module, output)
-    return output
-
-
 def _attend(self: MultiHeadAttention, problem: Problem) -> Tensor:
     """`MultiHeadAttention.attend` of a watched module: (batch, heads, q_len, v_head_dim)."""
-    taps = _SEAMS.listeners(self)
+    taps = TAPS.of(self)
     for tap in taps:
         tap.begin(self)
-    plain: Tensor = type(self).attend(self, problem)
+    with unseen():
+        plain: Tensor = type(self).attend(self, problem)
     # Taps speak (batch, q_len, heads, v_head_dim); the same numbers, seen the other way round.
     turned = plain.transpose(1, 2)
-    output = _gated(taps, self, turned)
+    output = gated(taps, self, turned)
     for tap in taps:
         tap.end(self, problem, output)
     return plain if output is turned else output.transpose(1, 2)

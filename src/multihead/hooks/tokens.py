@@ -27,7 +27,8 @@ class _History:
     Args:
         tokens: All of it, (batch, tokens).
         module: Path of the first attention layer of the model.
-        mark: One component of that layer's keys (batch, tokens). Beam search reorders the rows of a cache unseen: then
+        mark: One component of that layer's keys, or values where they are not known,
+            (batch, tokens). Beam search reorders the rows of a cache unseen: then
             the keys are not those of the tokens remembered.
     """
 
@@ -110,7 +111,9 @@ class TokenReader:
     ) -> Tokens:
         key, past, total = id(holder.module), holder.past, holder.past + problem.q_len
         cut = max(total - problem.kv_len, 0)
-        fresh = problem.k.detach()[:, 0, : total - cut, 0].clone()
+        # Scores that are no product of queries and keys come with keys of no dimensions.
+        read = problem.k if problem.head_dim else problem.v
+        fresh = read.detach()[:, 0, : total - cut, 0].clone()
         old = self._kept.histories.pop(key, None)
         if past and (old is None or not _continues(old, site, fresh[:, : past - cut], cut, past)):
             return Tokens(keep=_keep(frames, site, problem, past, None))

@@ -8,17 +8,20 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from torch.utils.module_tracker import ModuleTracker
 
 from multihead.hooks.address import CROSS, name_stacks
 from multihead.hooks.call import Site, Tokens
-from multihead.hooks.locate import find_attention, is_cross
+from multihead.hooks.fallback import sheltered
+from multihead.hooks.locate import crosses, find_attention, find_fallback, innermost
 from multihead.layer import MultiHeadAttention
 
 # transformers calls it `cache` from 5.24 on.
 CACHES = ("cache", "past_key_values")
+_NAMED = "transformers."
 _BACKWARD = ModuleTracker()
 
 
@@ -86,9 +89,11 @@ class Trace:
     ) -> None:
         self.model = model
         self.paths = {id(module): path for path, module in model.named_modules()}
-        found = find_attention(model)
-        self._attention = {id(module) for _, module in found}
-        self._cross = {id(module): is_cross(path, module) for path, module in model.named_modules()}
+        seen, fallback = find_attention(model), find_fallback(model)
+        self._attention = {id(module) for _, module in (*seen, *fallback)}
+        self._cross = crosses(model)
+        self._free = sheltered(model)
+        found = (*seen, *innermost(fallback, seen))
         stacks = name_stacks((path, self._cross[id(module)]) for path, module in found)
         self.stacks = {path: stack for (path, _), stack in stacks.items()}
         self._around = _ancestors(model, self._attention)
@@ -116,8 +121,9 @@ class Trace:
         """While this is open, passes are followed."""
         with ExitStack() as hooks:
             for module in self._around:
-                hooked(hooks, module.register_forward_pre_hook(self._enter, with_kwargs=True))
-                hooked(hooks, module.register_forward_hook(self._leave, always_call=True))
+                if id(module) not in self._free:
+                    hooked(hooks, module.register_forward_pre_hook(self.enter, with_kwargs=True))
+                    hooked(hooks, module.register_forward_hook(self.leave, always_call=True))
             yield
 
     def site(self, module: nn.Module) -> Site:
@@ -131,31 +137,51 @@ class Trace:
         """How often a module was called in one pass, at most; backward passes may run in threads of their own."""
         return self._most_visits[id(module)]
 
-    def _keys_given(self, module: nn.Module) -> bool:
-        """Our own module is one class for both: it is told apart by what it is called with."""
-        if not isinstance(module, MultiHeadAttention) or not self.frames:
-            return False
-        given = self.frames[-1].given if self.frames[-1].module is module else {}
-        key = given.get("key")
-        return key is not None and key is not given.get("query")
+    def again(self, module: nn.Module) -> None:
+        """A module begins another layer within one call of it."""
+        self._visit(module)
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _visit(self, module: nn.Module) -> None:
+        visits = self._pass.visits
+        visits[id(module)] += 1
+        self._most_visits[id(module)] = max(self._most_visits[id(module)], visits[id(module)])
+
+    def _keys_given(self, module: nn.Module) -> bool:
+        """Modules that are one class for both are told apart by what they are called with."""
+        if not self.frames or self.frames[-1].module is not module:
+            return False
+        query, key = (
+            next((self.frames[-1].given[name] for name in names if name in self.frames[-1].given), None)
+            for names in (("query", "q"), ("key", "k"))
+        )
+        if isinstance(module, MultiHeadAttention):
+            return key is not None and key is not query
+        if type(module).__module__.startswith(_NAMED):
+            # There names and classes tell; Funnel's pooled queries are no other sequence.
+            return False
+        if not isinstance(query, Tensor) or not isinstance(key, Tensor) or query.ndim > 3:
+            return False
+        return key is not query and not (key.shape == query.shape and torch.equal(key, query))
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module begins. What takes no hooks is told of by those who run it."""
         if self.backward or id(module) not in self.paths:
             return
         state = self._pass
         if any(frame.module is module for frame in state.frames):
             # No module runs inside itself: an interrupt (Ctrl-C) ended the earlier pass without leaving it.
             state.frames.clear()
+            self._on_end(None)
         if not state.frames:
             state.visits.clear()
-        state.visits[id(module)] += 1
-        self._most_visits[id(module)] = max(self._most_visits[id(module)], state.visits[id(module)])
+        self._visit(module)
         frame = Frame(module, args, kwargs, block=id(module) in self._blocks)
         if not (frame.block or any(outer.block for outer in state.frames)):
             _read_cache(frame, state.frames)
         state.frames.append(frame)
 
-    def _leave(self, module: nn.Module, _args: tuple[Any, ...], result: object) -> None:
+    def leave(self, module: nn.Module, _args: tuple[Any, ...], result: object) -> None:
+        """It ends, with None where it failed."""
         frames = self._pass.frames
         if self.backward or not any(frame.module is module for frame in frames):
             return

@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from multihead.attend import Problem
 from multihead.hooks.call import Call, Projection, Site, Tokens
+from multihead.hooks.fallback import sheltered
 from multihead.hooks.kernel import check_kernel, problem_of
 from multihead.hooks.locate import no_attention
-from multihead.hooks.seam import KernelCall, Tap, tapped
+from multihead.hooks.seam import tapped
+from multihead.hooks.tap import KernelCall, OwnCall, Tap
 from multihead.hooks.tokens import TokenReader, past_of
 from multihead.hooks.trace import Trace, hooked
 
@@ -30,11 +32,21 @@ class Watched:
 
     def __init__(self) -> None:
         self._sites: dict[Site, None] = {}
+        self._unseen: dict[str, str] = {}
 
     @property
     def sites(self) -> tuple[Site, ...]:
         """Every site seen so far, in the order of its first call."""
         return tuple(self._sites)
+
+    @property
+    def unseen(self) -> Mapping[str, str]:
+        """Modules that computed something like attention that could not be told, each with the reason."""
+        return dict(self._unseen)
+
+    def refuse(self, module: str, reason: str) -> None:
+        """Note a module whose attention cannot be told."""
+        self._unseen.setdefault(module, reason)
 
     def see(self, site: Site) -> None:
         """Note a site."""
@@ -42,7 +54,9 @@ class Watched:
 
 
 @contextmanager
-def watching(model: nn.Module, on_call: Callable[[Call], None]) -> Generator[Watched, None, None]:
+def watching(
+    model: nn.Module, on_call: Callable[[Call], None], *, on_pass: Callable[[bool], None] | None = None
+) -> Generator[Watched, None, None]:
     """Tell of every attention call of a model, which runs on its own kernels to its own, unchanged outputs.
 
     `on_call` is called once a call, when its output projection is about to run, or, where that is not found, before
@@ -50,12 +64,21 @@ def watching(model: nn.Module, on_call: Callable[[Call], None]) -> Generator[Wat
     What happens within `model.generate` is seen token by token, at absolute positions. Layers run a second time by
     gradient checkpoints are not told again. Calls made by another thread are told in that thread.
 
+    Modules that compute attention by themselves are looked at while they run: `Call.kernel` then ends in `(fallback)`.
+    Where their scores are a product of queries and keys, scaled and added to, the problem holds these; where they are
+    not (disentangled terms of DeBERTa), queries and keys have head_dim 0 and the bias holds the scores. What cannot be
+    told, such as attention in blocks, is listed with its reason in `Watched.unseen`. `nn.TransformerEncoder` in
+    inference has a fast path that no one can look into: it gives the outputs, and torch's slow path runs beside it.
+
     Everything is put back when the context closes, also after an exception. Watches may be nested, and several models
     may be watched at once; each sees its own modules only.
 
     Args:
-        model: A transformers model, or one built on `MultiHeadAttention`. It has to run under sdpa or eager kernels.
+        model: Any model with attention; `locate` tells what of it can be seen. One of transformers has to run under
+            sdpa or eager kernels.
         on_call: Gets each call. The tensors are the model's: read them, and keep no reference to them.
+        on_pass: Called when a pass has ended: True if it ended well, False if it raised (its last call is then not
+            told).
 
     Yields:
         What has been seen so far.
@@ -68,11 +91,12 @@ def watching(model: nn.Module, on_call: Callable[[Call], None]) -> Generator[Wat
         >>> with watching(model, lambda call: print(call.site.module, call.problem.scores(slice(0, 1)).shape)):
         ...     model(**inputs)  # doctest: +SKIP
     """
-    watcher = _Watcher(model, on_call)
+    watcher = _Watcher(model, on_call, on_pass)
+    free = sheltered(model)
     with ExitStack() as open_hooks:
         open_hooks.enter_context(watcher.trace.followed())
         for module in model.modules():
-            if isinstance(module, _linear_kinds()):
+            if isinstance(module, _linear_kinds()) and id(module) not in free:
                 hooked(open_hooks, module.register_forward_pre_hook(watcher.feed))
         open_hooks.enter_context(tapped(watcher, model))
         yield watcher.watched
@@ -86,10 +110,29 @@ class _Pending:
     site: Site
     problem: Problem
     output: Tensor
-    residual: Tensor | None
+    hidden: Tensor | None
     queries: Tokens
     keys: Tokens
     kernel: str
+    own: bool = False
+    time_first: bool = False
+
+    @property
+    def residual(self) -> Tensor | None:
+        """What the block around it was given, (batch, q_len, width)."""
+        hidden = self.hidden.transpose(0, 1) if self.hidden is not None and self.time_first else self.hidden
+        fits = hidden is not None and hidden.shape[:2] == (self.problem.batch, self.problem.q_len)
+        return hidden if fits else None
+
+    def is_fed(self, given: Tensor) -> bool:
+        """Whether a tensor is its heads, joined; modules with attention of their own may join them time first."""
+        if not _is_like(given, self.output):
+            return False
+        if _is_same(given, self.output):
+            return True
+        turned = self.own and torch.equal(_bits(given), _bits(self.output.transpose(0, 1)))
+        self.time_first = self.time_first or (turned and given.ndim == 3)
+        return turned
 
 
 class _Local(threading.local):
@@ -100,9 +143,11 @@ class _Local(threading.local):
 class _Watcher(Tap):
     """The tap behind `watching`."""
 
-    def __init__(self, model: nn.Module, on_call: Callable[[Call], None]) -> None:
+    def __init__(
+        self, model: nn.Module, on_call: Callable[[Call], None], on_pass: Callable[[bool], None] | None
+    ) -> None:
         self.model, self.watched = model, Watched()
-        self._on_call = on_call
+        self._on_call, self._on_pass = on_call, on_pass
         self._tokens = TokenReader()
         self._local = _Local()
         self._ran = False
@@ -114,44 +159,73 @@ class _Watcher(Tap):
     def owns(self, module: nn.Module) -> bool:
         return id(module) in self.trace.paths and not self.trace.backward
 
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.trace.enter(module, args, kwargs)
+
+    def leave(self, module: nn.Module, args: tuple[Any, ...], result: object) -> None:
+        self.trace.leave(module, args, result)
+
+    def again(self, module: nn.Module) -> None:
+        self.trace.again(module)
+
     def begin(self, module: nn.Module) -> None:
         self._tell(Projection(weight=None, reason=_UNUSED))
 
-    def end(self, module: nn.Module, call: KernelCall | Problem, output: Tensor) -> None:
+    def end(self, module: nn.Module, call: KernelCall | OwnCall | Problem, output: Tensor) -> None:
         site, frames = self.trace.site(module), self.trace.frames
-        kernel, problem = _OWN_KERNEL, call
-        if isinstance(call, KernelCall):
-            check_kernel(call.kernel)
-            kernel, problem = call.kernel, problem_of(call, past=self._offset(site, call))
-        assert isinstance(problem, Problem)
+        kernel, problem = self._read(site, call)
         queries, keys = self._tokens.read(frames, site, problem)
-        self.watched.see(site)
+        block = next((frame for frame in reversed(frames) if frame.block), None)
         self._local.pending = _Pending(
             site=site,
             problem=problem,
             output=output,
-            residual=self._residual(problem),
+            hidden=None if block is None else block.hidden(),
             queries=queries,
             keys=keys,
             kernel=kernel,
+            own=isinstance(call, OwnCall),
+            time_first=isinstance(call, OwnCall) and call.time_first,
         )
+
+    def fed(self, given: Tensor, weight: Tensor) -> None:
+        pending = self._local.pending
+        if pending is not None and pending.is_fed(given):
+            self._tell(Projection(weight=weight))
+
+    def refuse(self, module: nn.Module, reason: str) -> None:
+        path, pending = self.trace.paths[id(module)], self._local.pending
+        self.watched.refuse(path, reason)
+        if pending is not None and pending.site.module == path:
+            self._local.pending = None
 
     def feed(self, linear: nn.Module, args: tuple[Any, ...]) -> None:
         """A linear layer is about to run: is it fed the head outputs?"""
         pending = self._local.pending
         fed = args[0] if args else None
-        if pending is not None and isinstance(fed, Tensor) and _is_same(fed, pending.output):
+        if pending is not None and isinstance(fed, Tensor) and pending.is_fed(fed):
             self._tell(_projection(linear, fed.shape[-1]))
 
     def check_seen(self) -> None:
         """Complain of a model that ran without any attention to be seen."""
         if self._ran and not self.watched.sites:
-            raise no_attention(self.model, "it ran, and no attention call passed through")
+            unseen = (f"{path or 'the model'}: {reason}" for path, reason in self.watched.unseen.items())
+            raise no_attention(self.model, "it ran, and no attention call passed through", unseen)
 
-    def _offset(self, site: Site, call: KernelCall) -> int | None:
+    def _read(self, site: Site, call: KernelCall | OwnCall | Problem) -> tuple[str, Problem]:
+        """Name of the kernel, and what it computed."""
+        if isinstance(call, OwnCall):
+            return call.kernel, call.problem(past=self._offset(site, call.q, call.k))
+        if isinstance(call, KernelCall):
+            check_kernel(call.kernel)
+            offset = self._offset(site, call.given["query"], call.given["key"])
+            return call.kernel, problem_of(call, past=offset)
+        return _OWN_KERNEL, call
+
+    def _offset(self, site: Site, q: Tensor, k: Tensor) -> int | None:
         """Absolute position of the first query, where key 0 has position 0."""
         past = past_of(self.trace.frames)
-        beyond = call.given["key"].shape[2] - call.given["query"].shape[2]
+        beyond = k.shape[2] - q.shape[2]
         if site.cross:
             return past or 0
         if past is None:
@@ -159,15 +233,11 @@ class _Watcher(Tap):
         # A sliding cache holds the last keys only; a static one also places that are still empty.
         return min(past, max(beyond, 0))
 
-    def _residual(self, problem: Problem) -> Tensor | None:
-        block = next((frame for frame in reversed(self.trace.frames) if frame.block), None)
-        hidden = None if block is None else block.hidden()
-        return hidden if hidden is not None and hidden.shape[:2] == (problem.batch, problem.q_len) else None
-
     def _tell(self, projection: Projection) -> None:
         pending, self._local.pending = self._local.pending, None
         if pending is None:
             return
+        self.watched.see(pending.site)
         self._on_call(
             Call(
                 site=pending.site,
@@ -184,21 +254,23 @@ class _Watcher(Tap):
     def _end_pass(self, outermost: nn.Module | None) -> None:
         if outermost is None:
             self._local.pending = None
-            return
-        self._ran = True
-        self._tell(Projection(weight=None, reason=_UNUSED))
+        else:
+            self._ran = True
+            self._tell(Projection(weight=None, reason=_UNUSED))
+        if self._on_pass is not None:
+            self._on_pass(outermost is not None)
         if outermost is self.model:
             self.check_seen()
 
 
+def _is_like(fed: Tensor, output: Tensor) -> bool:
+    """Whether a tensor can be the head outputs, concatenated, by its size."""
+    wide = fed.ndim > 0 and fed.shape[-1] == output.shape[-2] * output.shape[-1]
+    return wide and fed.numel() == output.numel() and fed.dtype == output.dtype
+
+
 def _is_same(fed: Tensor, output: Tensor) -> bool:
-    """Whether a tensor is the head outputs, concatenated: the same memory, or the same bits if copied."""
-    if (
-        fed.numel() != output.numel()
-        or fed.shape[-1] != output.shape[-2] * output.shape[-1]
-        or fed.dtype != output.dtype
-    ):
-        return False
+    """Whether it is: the same memory, or the same bits if copied."""
     if output.is_contiguous():
         return fed.is_contiguous() and fed.data_ptr() == output.data_ptr()
     # Concatenating heads that lie apart makes a copy.

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from multihead.error import MultiheadError
+from multihead.interop.facts import PictureFacts, SoundFacts, picture_facts, reads_images, reads_sounds, sound_facts
+from multihead.interop.files import check_files
 from multihead.interop.quiet import quiet_transformers
 from multihead.interop.weights import check_weights
 
@@ -33,11 +35,15 @@ class LoadedModel:
         model: In evaluation mode, on the device asked for.
         tokenizer: Its tokenizer; None for models that read no tokens (ViT).
         name: As the caller named it.
+        pictures: What it wants of a picture; None for models that read none.
+        sounds: What it wants of a recording; None for models that read none.
     """
 
     model: nn.Module
     tokenizer: Any
     name: str
+    pictures: PictureFacts | None = None
+    sounds: SoundFacts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +95,7 @@ def load_model(
         >>> loaded.model(**loaded.tokenizer("A text.", return_tensors="pt"))  # doctest: +SKIP
     """
     found = _find(source)
-    device = _checked_device(device)
+    device = checked_device(device)
     if dtype is None and device.type == "cpu":
         dtype = torch.float32
     try:
@@ -99,10 +105,33 @@ def load_model(
     progress = contextlib.redirect_stderr(io.StringIO()) if found.gguf else contextlib.nullcontext()
     with quiet_transformers(), progress:
         kind, config = _class_of(transformers, found)
+        if found.local and not found.gguf and not found.pickled:
+            check_files(Path(found.place))
         model = _model(kind, found, {"dtype": dtype or "auto"} | ({"config": config} if config else {}))
         tokenizer = tokenizer if tokenizer is not None else _tokenizer(transformers, found, model)
+        folder = _processor(transformers, found)
     check_weights(model)
-    return LoadedModel(model=model.to(device).eval(), tokenizer=tokenizer, name=found.name)
+    return LoadedModel(
+        model=model.to(device).eval(),
+        tokenizer=tokenizer,
+        name=found.name,
+        pictures=picture_facts(model, folder) if reads_images(model) else None,
+        sounds=sound_facts(model, folder) if reads_sounds(model) else None,
+    )
+
+
+def _processor(transformers: Any, found: _Source) -> Path | None:
+    """The folder that may hold the settings of the model's processor, fetched where the model is on the hub."""
+    if found.local:
+        return Path(found.place)
+    file = transformers.utils.cached_file(
+        found.place,
+        "preprocessor_config.json",
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if file is None else Path(file).parent
 
 
 def _find(source: str | Path) -> _Source:
@@ -137,7 +166,12 @@ def _find(source: str | Path) -> _Source:
     )
 
 
-def _checked_device(device: str | torch.device) -> torch.device:
+def checked_device(device: str | torch.device) -> torch.device:
+    """The device, after one number was put on it.
+
+    Raises:
+        MultiheadError: There is no such device here.
+    """
     try:
         checked = torch.device(device)
         float(torch.zeros(1, device=checked))
@@ -164,15 +198,36 @@ def _class_of(transformers: Any, found: _Source) -> tuple[Any, Any]:
 
 def _model(kind: Any, found: _Source, options: Mapping[str, Any]) -> nn.Module:
     stored = {} if found.gguf else {"use_safetensors": not found.pickled}
-    loaded: tuple[nn.Module, Mapping[str, Any]] = _told(
-        found,
-        lambda: kind.from_pretrained(
+
+    def load() -> nn.Module:
+        model, told = kind.from_pretrained(
             found.place, output_loading_info=True, weights_only=True, **found.options, **stored, **options
-        ),
-    )
-    model, told = loaded
-    _check_complete(model, found, told)
-    return model
+        )
+        _check_complete(model, found, told)
+        return model
+
+    method = _quantised(options.get("config"))
+    try:
+        return _told(found, load)
+    except MultiheadError as fault:
+        if not method:
+            raise
+        raise MultiheadError(
+            asked=f"the weights of {found.name} as they were trained",
+            arrived=f"weights quantised with {method}, which could not be loaded here: {fault.arrived}",
+            remedy="give the model it was made from (float16 or bfloat16), or load this one with the package its "
+            "authors name and pass it to multihead.checkup(model, tokenizer)",
+        ) from fault
+
+
+def _quantised(config: object) -> str:
+    """How the weights of a model are quantised, as its config says; empty if they are not."""
+    told = getattr(config, "quantization_config", None)
+    if told is None:
+        return ""
+    stated: Mapping[str, object] = told if isinstance(told, Mapping) else vars(told)
+    method = stated.get("quant_method", "a method it does not name")
+    return str(getattr(method, "value", method))
 
 
 def _check_complete(model: nn.Module, found: _Source, told: Mapping[str, Any]) -> None:
@@ -200,15 +255,19 @@ def _check_complete(model: nn.Module, found: _Source, told: Mapping[str, Any]) -
 
 
 def _tokenizer(transformers: Any, found: _Source, model: nn.Module) -> Any:
+    # Models of pictures and sound may do without one.
+    needed = getattr(model, "main_input_name", "input_ids") == "input_ids"
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(found.place, **found.options)
     # What it raises without its files depends on the family: OSError, ValueError, TypeError, KeyError, ...
     except Exception as fault:
-        if getattr(model, "main_input_name", "input_ids") != "input_ids":
+        if not needed:
             return None
         raise _no_tokenizer(found, _first_line(fault)) from fault
     plain = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
     if len(plain) < _FEWEST_TOKENS:
+        if not needed:
+            return None
         raise _no_tokenizer(found, f"{type(tokenizer).__name__} with {len(plain)} tokens besides the special ones")
     return tokenizer
 
@@ -219,6 +278,8 @@ def _told(found: _Source, load: Callable[[], Any]) -> Any:
         return load()
     except ImportError as missing:
         raise _missing_package(found, str(missing)) from missing
+    except MultiheadError:
+        raise
     # A damaged or foreign file can raise anything, from OSError to struct.error.
     except Exception as fault:
         text = str(fault)
@@ -227,6 +288,12 @@ def _told(found: _Source, load: Callable[[], Any]) -> Any:
                 asked=f"the weights of {found.name}",
                 arrived="a pickle with more than tensors in it, which reading would run",
                 remedy=f"do not open it unless you trust it; {_CONVERT}",
+            ) from fault
+        if type(fault).__name__ == "SafetensorError":
+            raise MultiheadError(
+                asked=f"the weights of {found.name}",
+                arrived=_first_line(fault),
+                remedy="the file is damaged or cut off: get it again",
             ) from fault
         if "safetensors" in text and not found.gguf:
             raise MultiheadError(

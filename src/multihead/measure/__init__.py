@@ -1,7 +1,9 @@
 """Measure every attention head of a model: one sweep over tiles of query rows, sums per document."""
 
 from multihead.measure.batch import Batch, Span
+from multihead.measure.journal import discard_journal
 from multihead.measure.observe import Interrupted, observe
+from multihead.measure.run import Run
 from multihead.measure.scene import Scene, Target, build_scene
 from multihead.measure.statistic import DEFAULT, DEFAULT_TARGETS, Contribution, Missing, OfTile, OfWhole, Statistic
 from multihead.measure.sweep import sweep
@@ -17,6 +19,7 @@ __all__ = [
     "Missing",
     "OfTile",
     "OfWhole",
+    "Run",
     "Scene",
     "Span",
     "Statistic",
@@ -25,6 +28,7 @@ __all__ = [
     "Watch",
     "Whole",
     "build_scene",
+    "discard_journal",
     "observe",
     "sweep",
     "watch",

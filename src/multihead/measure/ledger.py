@@ -1,20 +1,24 @@
 """Sums per document and head while a run goes on, and the record they make in the end."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 from torch import Tensor
 
 from multihead.attend import Softmax
-from multihead.hooks import Site, addresses
+from multihead.hooks import addresses
+from multihead.measure.batch import Batch
+from multihead.measure.block import Block
+from multihead.measure.example import Seen, examples_of
+from multihead.measure.page import Array, Book, Page, Sheet, Sums, Unit
 from multihead.measure.remark import Lost, Remark, gather_notes
+from multihead.measure.scene import Scene
 from multihead.measure.statistic import Contribution, Missing
+from multihead.measure.sweep import combined
 from multihead.measure.tile import Whole
-from multihead.record import Document, HeadAddress, HeadStatistics, Note, Quantity
-
-Array = NDArray[np.float64]
+from multihead.record import FEW, Document, HeadAddress, HeadStatistics, Note, Quantity, Sampling
 
 SHORT = Remark(
     "rows_short", "rows that see fewer than 2 keys count in no statistic of weights; rows_short is their share"
@@ -22,104 +26,279 @@ SHORT = Remark(
 LEAK = Remark("", "padded keys get weight, which counts in no statistic: the weights of a row add up to less than 1")
 LOOSE = Remark("", "the weights of a row need not add up to 1 here; the statistics take them as they are")
 
-
-@dataclass(slots=True)
-class _Page:
-    """What one document brought at one site."""
-
-    sums: dict[str, Array] = field(default_factory=dict)
-    counts: dict[str, Array] = field(default_factory=dict)
-    remarks: dict[Remark, None] = field(default_factory=dict)
-    lost: dict[str, Lost] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Book:
-    """All documents at one site."""
-
-    heads: int
-    group: int
-    pages: dict[int, _Page] = field(default_factory=dict)
+Place = tuple[str, int]
 
 
 class Ledger:
-    """Adds up contributions in float64, call after call, apart for every document.
+    """Adds up contributions in float64, batch after batch, apart for every document.
+
+    What a batch brings is first added up on a sheet of its own, and the sheet to the books when it is posted: so a run
+    that reads sheets back from a file adds the very same numbers.
 
     Args:
         quantities: What is measured.
+        samples: Whether rows may be left out.
     """
 
-    def __init__(self, quantities: Sequence[Quantity]) -> None:
+    def __init__(self, quantities: Sequence[Quantity], *, samples: bool = False) -> None:
         self.quantities = tuple(quantities)
+        self.sheet: Sheet = {}
+        self.keeps_units = True
+        self._samples = samples
         self._folds = {quantity.name: quantity.fold for quantity in quantities}
-        self._books: dict[Site, _Book] = {}
+        self._scalars = [quantity.name for quantity in quantities if quantity.shape == ()]
+        self._books: Sheet = {}
+        self._left_out: dict[int, dict[str, Remark]] = {}
 
-    def add(self, whole: Whole, taken: Mapping[str, Contribution | Missing]) -> None:
-        """Enter one call.
+    def add(self, scene: Scene, blocks: Iterable[Block], *, as_one: bool = False) -> None:
+        """Enter one call on the sheet.
 
         Args:
-            whole: What was seen of it.
-            taken: For each quantity what it adds, or why it adds nothing.
+            scene: The call.
+            blocks: What its blocks bring, in order.
+            as_one: Whether all of them together are one unit.
         """
-        scene = whole.scene
         problem = scene.problem
-        book = self._books.setdefault(scene.call.site, _Book(problem.heads, problem.group))
-        arrays = {n: (_array(p.sum), _array(p.count)) for n, p in taken.items() if isinstance(p, Contribution)}
-        remarks = [Remark(name, part.reason) for name, part in taken.items() if isinstance(part, Missing)]
-        losses = _losses(whole)
-        for row, document in enumerate(scene.documents):
-            page = book.pages.setdefault(document, _Page())
-            for name, (sums, counts) in arrays.items():
-                self._enter(page, name, sums[row], counts[row])
-            page.remarks |= dict.fromkeys([*remarks, *_remarks(whole, row)])
-            for name, (lost, rows) in losses.items():
-                page.lost[name] = page.lost.get(name, Lost()) + Lost(lost[row], rows[row])
+        book = self.sheet.setdefault(scene.call.site, Book(problem.heads, problem.group))
+        pages = [book.page(document) for document in scene.documents]
+        taken: Mapping[str, Contribution | Missing] = {}
+        units: list[Unit] = []
+        spread: dict[str, Tensor] = {}
+        for block in blocks:
+            taken = combined(taken, block.taken, self._folds)
+            self._note(pages, block)
+            units = self._keep_units(pages, block, units if as_one else [])
+            spread |= block.spread
+        for name, part in taken.items():
+            if isinstance(part, Contribution):
+                _enter(pages, name, part, self._folds[name])
+                if self._samples:
+                    told = spread[name] if name in spread else _exact(part, self._folds[name])
+                    for page, one in zip(pages, _array(told), strict=True):
+                        page.add_spread(name, one, self._folds[name])
 
-    def record(self, name: str, documents: Sequence[Document], finished: Sequence[int]) -> HeadStatistics:
-        """The record of some documents.
+    def add_seen(self, scene: Scene, seen: Sequence[Seen]) -> None:
+        """Enter on the sheet what a call makes of the stretches that are kept for the reader."""
+        problem = scene.problem
+        self.sheet.setdefault(scene.call.site, Book(problem.heads, problem.group)).seen.extend(seen)
+
+    def post(self, sheet: Sheet | None = None, *, step: bool = False) -> None:
+        """Add a sheet to the books.
+
+        Args:
+            sheet: One that was kept; None for the one at hand, after which a new one begins.
+            step: Whether its rows go on where those of the same documents ended.
+        """
+        if sheet is None:
+            sheet, self.sheet = self.sheet, {}
+        for site, book in sheet.items():
+            kept = self._books.setdefault(site, Book(book.heads, book.group))
+            for document, page in book.pages.items():
+                kept.page(document).append(page, self._folds, step=step)
+            kept.seen.extend(book.seen)
+
+    def tear_off(self) -> None:
+        """Forget the sheet at hand."""
+        self.sheet = {}
+
+    def drop_units(self) -> None:
+        """Keep no units any more: there are documents enough."""
+        self.keeps_units = False
+        for book in (*self.sheet.values(), *self._books.values()):
+            for page in book.pages.values():
+                page.units.clear()
+
+    def leave_out(self, document: int, names: Iterable[str], reason: str) -> None:
+        """Let some quantities of a document count for nothing, whatever was or will be added to them.
+
+        Args:
+            document: Which.
+            names: The quantities; those that are not measured are passed over.
+            reason: What the reader is told.
+        """
+        self._left_out[document] = {name: Remark(name, reason) for name in names if name in self._folds}
+
+    def record(
+        self, name: str, documents: Sequence[Document], finished: Sequence[int], batches: Sequence[Batch] = ()
+    ) -> HeadStatistics:
+        """The record of some documents, from the sheets that were posted.
 
         Args:
             name: Name of the model.
             documents: All documents of the run.
             finished: Those that go into the record, in order.
+            batches: All batches of the run, whose spans become examples.
         """
         places = addresses(tuple(self._books))
         stacks = list(dict.fromkeys(stack for stack, _ in places.values()))
         sites = sorted(places, key=lambda site: (stacks.index(places[site][0]), places[site][1]))
         kept = [(places[site], self._books[site]) for site in sites]
+        books = [book for _, book in kept]
+        quantities = _with_widths(self.quantities, books)
+        arrays = _Arrays(books, finished, self._left_out)
+        units = arrays.units() if self.keeps_units and len(finished) < FEW else []
+        scalars = self._scalars if units else []
+        first = np.cumsum([0, *(book.heads for book in books)]).tolist()
+        firsts = {place: start for (place, _), start in zip(kept, first, strict=False)}
         return HeadStatistics(
             model=name,
             heads=tuple(HeadAddress(*place, head) for place, book in kept for head in range(book.heads)),
             kv_heads=tuple(head // book.group for _, book in kept for head in range(book.heads)),
             documents=tuple(documents[index] for index in finished),
-            quantities=self.quantities,
-            sums={q.name: _stack(q, [b for _, b in kept], finished, "sums") for q in self.quantities},
-            counts={q.name: _stack(q, [b for _, b in kept], finished, "counts") for q in self.quantities},
+            quantities=quantities,
+            sums={q.name: arrays.of(q, "sums") for q in quantities},
+            counts={q.name: arrays.of(q, "counts") for q in quantities},
             notes=self._notes(kept, documents, finished),
+            units=tuple(row for row, _ in units),
+            unit_sums={name: arrays.of_units(name, "sums", units) for name in scalars},
+            unit_counts={name: arrays.of_units(name, "counts", units) for name in scalars},
+            sampling=arrays.sampling(quantities),
+            examples=examples_of({place: book.seen for place, book in kept}, firsts, batches, finished),
         )
 
-    def _enter(self, page: _Page, name: str, sums: Array, counts: Array) -> None:
-        if name not in page.sums:
-            page.sums[name], page.counts[name] = sums.copy(), counts.copy()
-        elif self._folds[name] == "max":
-            largest = np.maximum(np.where(page.counts[name] > 0, page.sums[name], -np.inf), sums)
-            page.sums[name] = np.where(counts > 0, largest, page.sums[name])
-            page.counts[name] += counts
-        else:
-            page.sums[name] += sums
-            page.counts[name] += counts
+    def _note(self, pages: Sequence[Page], block: Block) -> None:
+        """Enter what is to be said of a block, and its losses."""
+        missing = [Remark(name, part.reason) for name, part in block.taken.items() if isinstance(part, Missing)]
+        for whole in block.wholes:
+            losses = _losses(whole)
+            for row, page in enumerate(pages):
+                page.remarks |= dict.fromkeys([*missing, *_remarks(whole, row)])
+                for kind, (lost, rows) in losses.items():
+                    page.lose(kind, Lost(lost[row], rows[row]))
+
+    def _keep_units(self, pages: Sequence[Page], block: Block, before: list[Unit]) -> list[Unit]:
+        """Keep a block as a unit of every document, or add it to the units before."""
+        if not self.keeps_units:
+            return []
+        rows = sum(whole.scene.problem.q_len for whole in block.wholes)
+        units = [Unit(rows=rows) for _ in pages]
+        for name in self._scalars:
+            part = block.taken[name]
+            if isinstance(part, Contribution):
+                _enter(units, name, part, self._folds[name])
+        for unit, old in zip(units, before, strict=False):
+            old.absorb(unit, self._folds)
+            old.rows += rows
+        for page, unit in zip(pages, () if before else units, strict=bool(not before)):
+            page.add_unit(unit, self._folds, step=False)
+        return before or units
 
     def _notes(
-        self, kept: Sequence[tuple[tuple[str, int], _Book]], documents: Sequence[Document], finished: Sequence[int]
+        self, kept: Sequence[tuple[Place, Book]], documents: Sequence[Document], finished: Sequence[int]
     ) -> tuple[Note, ...]:
         """Notes of one document after another: a record of several lists says what their records say."""
         notes: dict[Note, None] = {}
         for index in finished:
             pages = {place: book.pages[index] for place, book in kept if index in book.pages}
-            remarks = {place: list(page.remarks) for place, page in pages.items()}
+            left_out = self._left_out.get(index, {})
+            remarks = {
+                place: [*(r for r in page.remarks if r.quantity not in left_out), *left_out.values()]
+                for place, page in pages.items()
+            }
             lost = {place: page.lost for place, page in pages.items()}
             notes |= dict.fromkeys(gather_notes(documents[index].name, remarks, lost))
         return tuple(notes)
+
+
+class _Arrays:
+    """The arrays of a record: all layers side by side, for some documents.
+
+    Args:
+        books: The layers in order.
+        finished: The documents in order.
+        left_out: Quantities of documents that count for nothing.
+    """
+
+    def __init__(
+        self, books: Sequence[Book], finished: Sequence[int], left_out: Mapping[int, Mapping[str, Remark]]
+    ) -> None:
+        self._books, self._finished, self._left_out = books, finished, left_out
+        self._heads = sum(book.heads for book in books)
+
+    def of(self, quantity: Quantity, kind: str) -> Array:
+        """Sums or counts, (documents, heads, *shape).
+
+        Arrays are rounded to float32: it is what their parts were computed in, and they are most of a record.
+        """
+        found: list[Array | None] = []
+        for index in self._finished:
+            for book in self._books:
+                page = None if self._lacks(index, quantity.name) else book.pages.get(index)
+                found.append(None if page is None else getattr(page, kind).get(quantity.name))
+        stacked = self._stacked(found, len(self._finished), quantity.shape)
+        return stacked if quantity.shape == () else _rounded(stacked)
+
+    def sampling(self, quantities: Sequence[Quantity]) -> dict[str, Sampling]:
+        """How uncertain those are of which not every row was seen."""
+        spread = {name for book in self._books for page in book.pages.values() for name in page.spread}
+        found = {q.name: Sampling(**self.of_spread(q)) for q in quantities if q.name in spread}
+        return {
+            q.name: found[q.name]
+            for q in quantities
+            if q.name in found and not np.array_equal(found[q.name].seen, self.of(q, "counts"))
+        }
+
+    def of_spread(self, quantity: Quantity) -> dict[str, Array]:
+        """Variances of sums and counts, their covariance, and what was seen."""
+        found: dict[str, Array] = {}
+        for place, field in enumerate(("sums", "counts", "both", "seen")):
+            parts = [
+                None if page is None or quantity.name not in page.spread else page.spread[quantity.name][place]
+                for index in self._finished
+                for page in (book.pages.get(index) for book in self._books)
+            ]
+            stacked = self._stacked(parts, len(self._finished), quantity.shape)
+            found[field] = stacked if quantity.shape == () else _rounded(stacked)
+        return found
+
+    def units(self) -> list[tuple[int, int]]:
+        """All units: the place of the document, and that of the unit in it. Layers may have cut it differently."""
+        found: list[tuple[int, int]] = []
+        for row, index in enumerate(self._finished):
+            longest = max((len(book.pages[index].units) for book in self._books if index in book.pages), default=0)
+            found += [(row, unit) for unit in range(longest)]
+        return found
+
+    def of_units(self, name: str, kind: str, units: Sequence[tuple[int, int]]) -> Array:
+        """Sums or counts of units, (units, heads)."""
+        parts: list[Array | None] = []
+        for row, unit in units:
+            index = self._finished[row]
+            for book in self._books:
+                page = book.pages.get(index)
+                inside = page is not None and unit < len(page.units) and not self._lacks(index, name)
+                parts.append(getattr(page.units[unit], kind).get(name) if page is not None and inside else None)
+        return _rounded(self._stacked(parts, len(units), ()))
+
+    def _lacks(self, index: int, name: str) -> bool:
+        return name in self._left_out.get(index, {})
+
+    def _stacked(self, parts: Sequence[Array | None], rows: int, shape: tuple[int, ...]) -> Array:
+        """Parts of the layers of one row after another; a part may be narrower in the last axis (pairs of heads)."""
+        stacked = np.zeros((rows, self._heads, *shape))
+        each = iter(parts)
+        for row in range(rows):
+            start = 0
+            for book in self._books:
+                part = next(each)
+                if part is not None:
+                    place = (slice(start, start + book.heads), *(slice(0, size) for size in part.shape[1:]))
+                    stacked[(row, *place)] = part
+                start += book.heads
+        return stacked
+
+
+def _exact(part: Contribution, fold: str) -> Tensor:
+    """The spread of a call whose every row was measured, in a run that leaves rows out elsewhere."""
+    assert part.count is not None, "the sweep fills in every count"
+    none = torch.zeros_like(part.sum)
+    return torch.stack([part.sum if fold == "max" else none, none, none, part.count], 1)
+
+
+def _enter(rows: Sequence[Sums], name: str, part: Contribution, fold: str) -> None:
+    """Enter the rows of a batch, each where it belongs."""
+    for row, sums, counts in zip(rows, _array(part.sum), _array(part.count), strict=True):
+        row.enter(name, sums, counts, fold)
 
 
 def _array(tensor: Tensor | None) -> Array:
@@ -127,18 +306,14 @@ def _array(tensor: Tensor | None) -> Array:
     return tensor.double().cpu().numpy()
 
 
-def _stack(quantity: Quantity, books: Sequence[_Book], finished: Sequence[int], kind: str) -> Array:
-    total = sum(book.heads for book in books)
-    stacked = np.zeros((len(finished), total, *quantity.shape))
-    start = 0
-    for book in books:
-        for row, index in enumerate(finished):
-            page = book.pages.get(index)
-            found = getattr(page, kind).get(quantity.name) if page is not None else None
-            if found is not None:
-                stacked[row, start : start + book.heads] = found
-        start += book.heads
-    return stacked
+def _rounded(arrays: Array) -> Array:
+    return arrays.astype(np.float32).astype(np.float64)
+
+
+def _with_widths(quantities: Sequence[Quantity], books: Sequence[Book]) -> tuple[Quantity, ...]:
+    """Pairs of heads: the last axis is as wide as the widest layer."""
+    width = max((book.heads for book in books), default=0)
+    return tuple(replace(q, shape=(*q.shape[:-1], width)) if q.pairs else q for q in quantities)
 
 
 def _remarks(whole: Whole, row: int) -> list[Remark]:

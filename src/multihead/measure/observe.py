@@ -10,11 +10,15 @@ from multihead.corpus import TokenClasses
 from multihead.error import MultiheadError
 from multihead.hooks import Call, watching
 from multihead.measure.batch import Batch
+from multihead.measure.example import Fed
+from multihead.measure.journal import Journal
 from multihead.measure.recorder import Recorder
+from multihead.measure.sample import Sampler
+from multihead.measure.run import Run
 from multihead.measure.scene import Target
 from multihead.measure.statistic import DEFAULT, DEFAULT_TARGETS, Statistic
 from multihead.pattern import Pattern
-from multihead.record import Document, HeadStatistics
+from multihead.record import FEW, Document, HeadStatistics
 
 
 class Interrupted(KeyboardInterrupt):
@@ -38,33 +42,38 @@ def observe(
     targets: Mapping[str, Target] | None = None,
     classes: TokenClasses | None = None,
     name: str = "",
-    on_document: Callable[[int], None] | None = None,
+    run: Run = Run(),  # noqa: B008 - frozen
 ) -> HeadStatistics:
-    """Measure every attention head of a model, exactly, in memory that grows with the length and not its square.
+    """Measure every attention head of a model, in memory that grows with the length and not its square.
 
     The model runs as it is, on its own kernels, in eval mode and without gradients; its training flags are put back.
     Each row of each batch is measured by itself and added to its document in float64, so that the record of two lists
     of documents is, bit for bit, the merge of their records, if their batches are the same.
+
+    With `run.rows` only so many query rows of longer calls are measured: neighbouring rows form strata, and 16 groups take
+    one row by chance from each. Sums are then estimates for all rows, and `record.sampling_interval` tells how far off
+    they may be. Statistics of outputs are taken of all rows, and so are layers where that costs less.
 
     Args:
         model: A transformers model, or one built on `MultiHeadAttention`.
         batches: What the model gets, in order.
         documents: What the rows of the batches belong to; each has at least one row.
         statistics: What to measure.
-        targets: Patterns by name, on top of the token before ("previous"), after ("next") and itself ("self"). For each
-            the weight on its pairs (`NAME`) and the share of rows whose largest weight is on one (`NAME_argmax`) are
-            measured, over rows that see one. Positions count from the first real token of a row. A list holds one
+        targets: Patterns by name, on top of the token before ("previous"), two before ("previous2"), after ("next") and
+            itself ("self"). For each the weight on its pairs (`NAME`), what an even spread would put there
+            (`NAME_even`), the weight with the sink set aside (`NAME_content`) and the share of rows whose largest
+            weight is on one (`NAME_argmax`) are measured, over rows that see one. Positions count from the first real token of a row. A list holds one
             pattern for each document.
         classes: Classes of tokens and which are special, from `token_classes`; None leaves them out.
         name: Name of the model in the record.
-        on_document: Called with the index of each document when it is finished.
+        run: Which rows are measured, what is kept on disk meanwhile, and who is told: see `Run`.
 
     Returns:
         The record: one row for each document, one column for each head.
 
     Raises:
-        MultiheadError: No batches, or they do not fit the documents; token ids without a class; a name taken twice; or
-            no attention to be seen.
+        MultiheadError: No batches, or they do not fit the documents; token ids without a class; a name taken twice; too
+            few rows; a journal of another run; or no attention to be seen.
         Interrupted: Ctrl-C; `.statistics` holds the documents finished until then.
 
     Example:
@@ -75,25 +84,76 @@ def observe(
     """
     last = _last_batch(batches, documents)
     _check_targets(targets or {}, documents)
-    recorder = Recorder(statistics, targets=targets, classes=classes)
+    sampler = None if run.rows is None else Sampler(rows=run.rows, seed=run.seed)
+    recorder = Recorder(statistics, targets=targets, classes=classes, sampler=sampler)
+    if len(documents) >= FEW:
+        recorder.ledger.drop_units()
+    kept = (
+        None
+        if run.journal is None
+        else Journal(run.journal, recorder.describe(model, batches, documents) | {"name": name})
+    )
     finished: list[int] = []
-    current: tuple[int, ...] = ()
 
-    def take(call: Call) -> None:
-        recorder.take(call, current)
+    def finish(place: int) -> None:
+        if run.on_batch is not None:
+            run.on_batch(place)
+        for document in sorted({index for index in batches[place].document if last[index] == place}):
+            finished.append(document)
+            if run.on_document is not None:
+                run.on_document(document)
 
     try:
-        with _evaluating(model), torch.no_grad(), watching(model, take):
-            for place, batch in enumerate(batches):
-                current = batch.document
-                model(**batch.inputs)
-                for document in sorted({index for index in batch.document if last[index] == place}):
-                    finished.append(document)
-                    if on_document is not None:
-                        on_document(document)
+        done = 0 if kept is None else _replay(kept, recorder, len(batches), finish)
+        if done < len(batches):
+            _run(model, _Plan(batches, documents, start=done), recorder, kept=kept, finish=finish)
     except KeyboardInterrupt as stop:
-        raise Interrupted(recorder.record(name, documents, sorted(finished))) from stop
-    return recorder.record(name, documents, range(len(documents)))
+        raise Interrupted(recorder.record(name, documents, sorted(finished), batches)) from stop
+    return recorder.record(name, documents, range(len(documents)), batches)
+
+
+def _replay(kept: Journal, recorder: Recorder, batches: int, finish: Callable[[int], None]) -> int:
+    """Add what a journal holds; the number of batches it holds."""
+    done = 0
+    for sheet in kept.sheets(batches):
+        recorder.ledger.post(sheet)
+        finish(done)
+        done += 1
+    return done
+
+
+class _Plan:
+    """The batches from one on, each with a key that tells it from others of its documents, wherever they stand."""
+
+    def __init__(self, batches: Sequence[Batch], documents: Sequence[Document], *, start: int) -> None:
+        keys: list[str] = []
+        earlier = [0] * len(documents)
+        for batch in batches:
+            keys.append("|".join(f"{documents[d].digest}|{documents[d].name}|{earlier[d]}" for d in batch.document))
+            for document in set(batch.document):
+                earlier[document] += 1
+        self.steps = list(enumerate(zip(batches, keys, strict=True)))[start:]
+
+
+def _run(
+    model: nn.Module, plan: _Plan, recorder: Recorder, *, kept: Journal | None, finish: Callable[[int], None]
+) -> None:
+    """Run the model over batches, and add up what each brings once it is through."""
+    fed: Fed | None = None
+    key = ""
+
+    def take(call: Call) -> None:
+        assert fed is not None, "no call comes before the first batch"
+        recorder.take(call, fed.batch.document, key=key, fed=fed)
+
+    with _evaluating(model), torch.no_grad(), watching(model, take):
+        for place, (batch, key) in plan.steps:  # noqa: B007 - read by `take`
+            fed = Fed(place=place, batch=batch)
+            model(**batch.inputs)
+            if kept is not None:
+                kept.write(place, recorder.ledger.sheet)
+            recorder.ledger.post()
+            finish(place)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from multihead.attend import Problem
+from multihead.attend import Problem, Softmax
 from multihead.corpus import TokenClasses
 from multihead.error import MultiheadError
 from multihead.hooks import Call, Tokens
@@ -15,6 +15,9 @@ from multihead.pattern import Pattern
 
 BINS = 32
 """Number of bins along a sequence, from its first to its last real token."""
+
+SPECIAL = "special"
+"""Name of the class of special tokens."""
 
 Target = Pattern | Sequence[Pattern]
 """One pattern for every document, or one for each."""
@@ -61,6 +64,9 @@ class Scene:
         vocabulary: Classes and special tokens, or None.
         targets: Patterns by name.
         factor: For each head a matrix R with ||R o|| = ||W_O o|| for every head output o, or None.
+        sunk: Which keys belong to the sink: the first real key of each sequence and, where they are known, special ones.
+        special: Which keys are special tokens, or None where nothing tells.
+        classes: Class of each key among the vocabulary's names where the caller gave it by place, or None.
     """
 
     call: Call
@@ -78,13 +84,22 @@ class Scene:
     vocabulary: TokenClasses | None
     targets: Mapping[str, Target]
     factor: Float[Tensor, "heads _ v_head_dim"] | None
+    sunk: Bool[Tensor, "_ kv_len"]
+    special: Bool[Tensor, "_ kv_len"] | None
+    classes: Int[Tensor, "_ kv_len"] | None
 
     def nearest(self, rows: slice) -> tuple[int, int]:
         """Lowest and highest `center` of some queries."""
-        if self.queries.padded or self.keys.padded:
+        if self.queries.padded or self.keys.padded or self.problem.places is not None:
             return int(self.center[:, rows].min()), int(self.center[:, rows].max())
         start = self.problem.q_offset or 0
         return start + rows.start, start + rows.stop - 1
+
+    @property
+    def learned_sink(self) -> int:
+        """1 where something besides the keys takes weight, 0 elsewhere."""
+        normaliser = self.problem.normaliser
+        return int(isinstance(normaliser, Softmax) and not normaliser.plain)
 
     def q_bins(self) -> Int[Tensor, "_ q_len"]:
         """Bin of each query: floor(BINS * position / length)."""
@@ -103,6 +118,7 @@ def build_scene(
     vocabulary: TokenClasses | None = None,
     targets: Mapping[str, Target] | None = None,
     factor: Tensor | None = None,
+    classes: Tensor | None = None,
 ) -> Scene:
     """Lay out the facts of a call.
 
@@ -112,6 +128,7 @@ def build_scene(
         vocabulary: Classes and special tokens, or None.
         targets: Patterns by name.
         factor: See `Scene`.
+        classes: Class of each key by its place, which then counts instead of that of its id; see `Scene`.
 
     Raises:
         MultiheadError: The rows of the call do not belong to the rows of the batch.
@@ -124,10 +141,14 @@ def build_scene(
             remedy="give Batch.document one index for each row of the inputs",
         )
     each = problem.batch // len(documents)
+    # Keys lie transposed in memory, as the product that makes scores reads them: it runs once for every few rows.
+    problem = replace(problem, k=problem.k.transpose(-1, -2).contiguous().transpose(-1, -2))
     keys = _side(call.keys, problem.kv_len, problem.q.device)
     queries = _side(call.queries, problem.q_len, problem.q.device)
     own = queries if call.site.cross else keys
     q_pos, places = problem.q_positions()[None] - own.first, problem.k_positions()
+    special = _special(keys, vocabulary, classes)
+    first = (places == keys.first) & keys.kept
     return Scene(
         call=call,
         problem=problem,
@@ -144,7 +165,35 @@ def build_scene(
         vocabulary=vocabulary,
         targets=targets or {},
         factor=factor,
+        sunk=first if special is None else first | special,
+        special=special,
+        classes=classes,
     )
+
+
+def _special(keys: Side, vocabulary: TokenClasses | None, classes: Tensor | None) -> Tensor | None:
+    """Which keys are special tokens: by the class of their place, or else by their id."""
+    if vocabulary is None:
+        return None
+    if classes is not None and SPECIAL in vocabulary.names:
+        return (classes == vocabulary.names.index(SPECIAL)) & keys.kept
+    return None if keys.ids is None else look_up(keys.ids, vocabulary.special) & keys.kept
+
+
+def look_up(ids: Int[Tensor, "batch length"], table: Tensor) -> Tensor:
+    """`table[ids]`, for tables over the vocabulary.
+
+    Raises:
+        MultiheadError: An id lies outside the table.
+    """
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= len(table):
+        raise MultiheadError(
+            asked=f"token ids from 0 to {len(table) - 1}, which the token classes cover",
+            arrived=f"ids from {low} to {high}",
+            remedy="build the classes with the tokenizer of this model, and with size= the rows of its embedding",
+        )
+    return table.to(ids.device)[ids]
 
 
 def _side(tokens: Tokens, length: int, device: torch.device) -> Side:

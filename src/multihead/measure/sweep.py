@@ -1,15 +1,18 @@
 """One sweep over the query rows of a call: scores of a few rows at a time, every statistic from them, then the next."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from multihead.attend import Problem
+from multihead.measure.block import Block, Taken, cut_blocks, restrict
 from multihead.measure.scene import Scene
 from multihead.measure.statistic.contract import Contribution, Missing, OfTile, OfWhole, Statistic
-from multihead.measure.tile import LEAST, Tile, Whole
-from multihead.measure.weigh import FLOOR, Rows, join_rows, weigh
+from multihead.measure.tile import LEAST, Tile, Whole, bin_sums
+from multihead.measure.weigh import FLOOR, Rows, find_sunk, join_rows, weigh
 
 ELEMENTS = 3 << 19
 """Weights in a tile, about: few enough for the cache, so many that the work outweighs the calls."""
@@ -17,12 +20,10 @@ ELEMENTS = 3 << 19
 LEAST_ROWS, MOST_ELEMENTS = 32, 1 << 23
 """Products with fewer rows are slow, so long calls have larger tiles, up to a bound on memory."""
 
-Taken = dict[str, Contribution | Missing]
-
 
 def sweep(
     scene: Scene, statistics: Sequence[Statistic], *, rows: int | None = None
-) -> tuple[Whole, Mapping[str, Contribution | Missing]]:
+) -> tuple[tuple[Whole, ...], Mapping[str, Contribution | Missing]]:
     """Take every statistic of one call, exactly, in memory that grows with its length and not with the square of it.
 
     Args:
@@ -31,36 +32,105 @@ def sweep(
         rows: Query rows in a tile; None chooses. It changes the speed, and no result beyond rounding.
 
     Returns:
-        What was seen, and for each quantity its contribution, with sums and counts (batch, heads, *shape), or the
-        reason why there is none.
+        What was seen of each block of rows, and for each quantity its contribution, with sums and counts (batch, heads,
+        *shape), or the reason why there is none.
     """
+    folds = folds_of(statistics)
+    wholes: list[Whole] = []
     taken: Taken = {}
-    prepared = [(s, s.prepare(scene)) for s in statistics if isinstance(s, OfTile)]
-    for statistic, facts in prepared:
-        if isinstance(facts, Missing):
-            taken |= {quantity.name: facts for quantity in statistic.quantities}
-    able = [(statistic, facts) for statistic, facts in prepared if not isinstance(facts, Missing)]
-    gathered = _Gathered(scene)
-    for part in _cuts(scene.problem, rows):
+    for block in sweep_blocks(scene, statistics, rows=rows):
+        wholes += block.wholes
+        taken = combined(taken, block.taken, folds)
+    return tuple(wholes), taken
+
+
+def sweep_blocks(
+    scene: Scene, statistics: Sequence[Statistic], *, cuts: Sequence[slice] | None = None, rows: int | None = None
+) -> Iterator[Block]:
+    """The same, block of rows by block of rows.
+
+    Args:
+        scene: The call; it has at least one query and one key.
+        statistics: What to take.
+        cuts: The blocks; None for those of `cut_blocks`.
+        rows: Query rows in a tile; None chooses.
+
+    Yields:
+        What each block brings.
+    """
+    missing: dict[str, Missing] = {}
+    able: list[tuple[OfTile[Any], Any]] = []
+    for statistic in statistics:
+        if isinstance(statistic, OfTile):
+            facts = statistic.prepare(scene)
+            if isinstance(facts, Missing):
+                missing |= {quantity.name: facts for quantity in statistic.quantities}
+            else:
+                able.append((statistic, facts))
+    for cut in cut_blocks(scene.problem.q_len) if cuts is None else cuts:
+        taken: dict[str, Contribution | Missing] = dict(missing)
+        whole = _look_through(scene, cut, able, taken, rows)
+        for statistic in statistics:
+            if isinstance(statistic, OfWhole):
+                taken |= dict(zip((q.name for q in statistic.quantities), statistic.take(whole), strict=True))
+        count = whole.counted().sum(-1, dtype=torch.float64)
+        yield Block(wholes=(whole,), taken={name: _counted(found, count) for name, found in taken.items()})
+
+
+def folds_of(statistics: Sequence[Statistic]) -> dict[str, str]:
+    """How each quantity is added up."""
+    return {quantity.name: quantity.fold for statistic in statistics for quantity in statistic.quantities}
+
+
+def combined(before: Taken, new: Taken, folds: Mapping[str, str]) -> Taken:
+    """What two blocks of one call bring together.
+
+    Args:
+        before: What the blocks before brought; nothing before the first.
+        new: What the next one brings; every count is filled in.
+        folds: How each quantity is added up.
+    """
+    return {name: _joined(before.get(name), part, folds[name]) for name, part in new.items()}
+
+
+def _joined(have: Contribution | Missing | None, part: Contribution | Missing, fold: str) -> Contribution | Missing:
+    if isinstance(part, Missing) or not isinstance(have, Contribution):
+        return part if have is None or isinstance(part, Contribution) else have
+    assert have.count is not None, "the sweep fills in every count"
+    assert part.count is not None, "the sweep fills in every count"
+    if part.fixed:
+        return Contribution(have.sum + part.sum, torch.maximum(have.count, part.count), fixed=True)
+    if fold == "max":
+        held = torch.where(have.count > 0, have.sum, -torch.inf)
+        largest = torch.where(part.count > 0, torch.maximum(held, part.sum), have.sum)
+        return Contribution(largest, have.count + part.count)
+    return Contribution(have.sum + part.sum, have.count + part.count)
+
+
+def _look_through(
+    scene: Scene,
+    block: slice,
+    able: Sequence[tuple[OfTile[Any], Any]],
+    taken: dict[str, Contribution | Missing],
+    rows: int | None,
+) -> Whole:
+    """Go through the tiles of a block; what statistics of tiles find goes into `taken`."""
+    gathered = _Gathered(scene, block)
+    for part in _cuts(scene.problem, block, rows):
         tile = gathered.look(part)
         for statistic, facts in able:
             for quantity, found in zip(statistic.quantities, statistic.take(tile, facts), strict=True):
                 _add(taken, quantity.name, found)
-    whole = gathered.whole()
-    for statistic in statistics:
-        if isinstance(statistic, OfWhole):
-            taken |= {q.name: found for q, found in zip(statistic.quantities, statistic.take(whole), strict=True)}
-    count = whole.counted().sum(-1, dtype=torch.float64)
-    return whole, {name: _counted(found, count) for name, found in taken.items()}
+    return gathered.whole()
 
 
-def _add(taken: Taken, name: str, part: Contribution) -> None:
+def _add(taken: dict[str, Contribution | Missing], name: str, part: Contribution) -> None:
     have = taken.get(name)
     if not isinstance(have, Contribution):
         taken[name] = part
         return
     counts = None if have.count is None or part.count is None else have.count + part.count
-    taken[name] = Contribution(have.sum + part.sum, counts)
+    taken[name] = replace(part, sum=have.sum + part.sum, count=counts)
 
 
 def _counted(part: Contribution | Missing, rows: Tensor) -> Contribution | Missing:
@@ -70,18 +140,18 @@ def _counted(part: Contribution | Missing, rows: Tensor) -> Contribution | Missi
     return Contribution(part.sum, rows[(..., *(None,) * (part.sum.ndim - 2))].expand_as(part.sum))
 
 
-def _cuts(problem: Problem, rows: int | None) -> list[slice]:
+def _cuts(problem: Problem, block: slice, rows: int | None) -> list[slice]:
     if rows is None:
         one = problem.batch * problem.heads * problem.kv_len
         rows = max(1, ELEMENTS // one, min(LEAST_ROWS, MOST_ELEMENTS // one))
-    return [slice(start, min(start + rows, problem.q_len)) for start in range(0, problem.q_len, rows)]
+    return [slice(start, min(start + rows, block.stop)) for start in range(block.start, block.stop, rows)]
 
 
 class _Gathered:
-    """What the tiles leave behind for the end of the call: nothing that grows with the square of its length."""
+    """What the tiles leave behind for the end of the block: nothing that grows with the square of its length."""
 
-    def __init__(self, scene: Scene) -> None:
-        self.scene = scene
+    def __init__(self, scene: Scene, block: slice) -> None:
+        self.scene, self.block = scene, block
         self.rows: list[Rows] = []
         self.leaks = False
         problem = scene.problem
@@ -92,62 +162,67 @@ class _Gathered:
     def look(self, rows: slice) -> Tile:
         """Weights of some rows; keeps what is known of each row and key."""
         problem = self.scene.problem
-        cols = _columns(problem, rows)
-        allowed, visible = self._sight(rows, cols)
+        cols = columns_of(problem, rows)
+        allowed, visible = sight_of(self.scene, rows, cols)
+        self.leaks |= allowed is not visible
         scores = self.scene.unmasked.scores(rows, cols)
-        weights, known = weigh(scores, allowed, visible, problem.normaliser)
+        sunk = find_sunk(self.scene.sunk[:, cols], problem.batch, scores)
+        content, sunk, known = weigh(scores, allowed, visible, problem.normaliser, sunk)
         counted = self.scene.queries.kept[:, None, rows] & known.finite & (known.sees >= LEAST)
+        nearest = self.scene.nearest(rows)
+        bins, sums = bin_sums(self.scene, rows, content, sunk, counted, nearest[0])
         self.rows.append(known)
-        self.columns[..., cols] += (counted.to(weights)[:, :, None] @ weights)[:, :, 0]
+        self.columns[..., cols] += sums[..., :-1, :].sum(2, dtype=torch.float64)
         return Tile(
             scene=self.scene,
             rows=rows,
             cols=cols,
-            weights=weights,
-            prefix=_running_sum(weights),
+            content=content,
+            sunk=sunk,
+            bins=bins,
+            sums=sums,
             visible=visible,
             counted=counted,
             all_count=bool(counted.all()),
             known=known,
             places=self.scene.k_places[cols],
-            nearest=self.scene.nearest(rows),
+            nearest=nearest,
             scratch=scores,
         )
 
     def whole(self) -> Whole:
-        """The call once all rows were seen."""
-        return Whole(scene=self.scene, rows=join_rows(self.rows), columns=self.columns, leaks=self.leaks)
-
-    def _sight(self, rows: slice, cols: slice) -> tuple[Tensor, Tensor]:
-        """What the model lets the rows see, and what of that counts: the same tensor where padding is masked anyway."""
-        problem, keys = self.scene.problem, self.scene.keys
-        allowed = problem.allowed(rows, cols)
-        if isinstance(problem.bias, Tensor):
-            bias = problem.bias_rows(rows, cols)
-            assert bias is not None
-            allowed = (bias > FLOOR) if allowed is None else allowed & (bias > FLOOR)
-        if allowed is None:
-            size = (1, 1, rows.stop - rows.start, cols.stop - cols.start)
-            allowed = torch.ones((), dtype=torch.bool, device=problem.q.device).expand(size)
-        if not keys.padded:
-            return allowed, allowed
-        visible = allowed & keys.kept[:, None, None, cols]
-        real = self.scene.queries.kept[:, None, rows, None]
-        if not (real & (visible != allowed)).any():
-            return allowed, allowed
-        self.leaks = True
-        return allowed, visible
+        """The block once all its rows were seen."""
+        every = slice(0, self.scene.problem.q_len)
+        scene = self.scene if self.block == every else restrict(self.scene, self.block)
+        return Whole(scene=scene, rows=join_rows(self.rows), columns=self.columns, leaks=self.leaks)
 
 
-def _running_sum(weights: Tensor) -> Tensor:
-    """Sums of the first 0, 1, ... weights of each row."""
-    sums = weights.new_empty((*weights.shape[:-1], weights.shape[-1] + 1))
-    sums[..., 0] = 0.0
-    torch.cumsum(weights, -1, out=sums[..., 1:])
-    return sums
+def sight_of(scene: Scene, rows: slice, cols: slice) -> tuple[Tensor, Tensor]:
+    """What the model lets some rows see, and what of that counts: the same tensor where padding is masked anyway.
+
+    Args:
+        scene: The call.
+        rows: The rows.
+        cols: The keys.
+    """
+    problem, keys = scene.problem, scene.keys
+    allowed = problem.allowed(rows, cols)
+    if isinstance(problem.bias, Tensor):
+        bias = problem.bias_rows(rows, cols)
+        assert bias is not None
+        allowed = (bias > FLOOR) if allowed is None else allowed & (bias > FLOOR)
+    if allowed is None:
+        size = (1, 1, rows.stop - rows.start, cols.stop - cols.start)
+        allowed = torch.ones((), dtype=torch.bool, device=problem.q.device).expand(size)
+    if not keys.padded:
+        return allowed, allowed
+    visible = allowed & keys.kept[:, None, None, cols]
+    real = scene.queries.kept[:, None, rows, None]
+    leaks = bool((real & (visible != allowed)).any())
+    return (allowed, visible) if leaks else (allowed, allowed)
 
 
-def _columns(problem: Problem, rows: slice) -> slice:
+def columns_of(problem: Problem, rows: slice) -> slice:
     """The keys from the first to the last that any of the rows may see."""
     if problem.mask is None:
         return slice(0, problem.kv_len)
@@ -157,7 +232,11 @@ def _columns(problem: Problem, rows: slice) -> slice:
         places = seen.flatten(0, 2).any(0).nonzero()
         return slice(int(places[0]), int(places[-1]) + 1) if len(places) else slice(0, 1)
     left, right = problem.mask.reach
-    offset = problem.q_offset or 0
-    low = 0 if left is None else min(max(0, rows.start + offset - left), problem.kv_len - 1)
-    high = problem.kv_len if right is None else min(problem.kv_len, rows.stop + offset + right)
+    if problem.places is None:
+        offset = problem.q_offset or 0
+        first, last = rows.start + offset, rows.stop - 1 + offset
+    else:
+        first, last = int(problem.places[rows].min()), int(problem.places[rows].max())
+    low = 0 if left is None else min(max(0, first - left), problem.kv_len - 1)
+    high = problem.kv_len if right is None else min(problem.kv_len, last + 1 + right)
     return slice(low, max(high, low + 1))

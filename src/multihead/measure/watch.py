@@ -1,6 +1,5 @@
 """Measure the heads of a model while somebody else runs it."""
 
-import hashlib
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -9,14 +8,31 @@ from torch import nn
 from multihead.corpus import TokenClasses
 from multihead.error import MultiheadError
 from multihead.hooks import Call, Site, watching
+from multihead.measure.reading import Read, absolute, check_begins, goes_on
 from multihead.measure.recorder import Recorder
 from multihead.measure.statistic import DEFAULT, Statistic
 from multihead.pattern import Pattern
 from multihead.record import Document, HeadStatistics
 
+RELATIVE = (
+    "pooled_map",
+    "pooled_map_content",
+    "entropy_by_position",
+    "sink_by_position",
+    "received",
+    "received_top",
+    "effective_rank",
+    "cka",
+)
+"""Statistics that place a row within the length of its sequence, or see many rows at once."""
+
+_STEPWISE = "the sequence was read in steps: its length, and rows side by side, are not known while it is measured"
+
 
 class Watch:
     """A model under watch: each row of each pass becomes a document named `pass 0, row 0`.
+
+    A pass that reads what earlier ones left in a cache goes on with their documents.
 
     Args:
         recorder: What measures.
@@ -28,19 +44,27 @@ class Watch:
         self._documents: list[Document] = []
         self._pass: tuple[int, ...] = ()
         self._passes = 0
-        self._seen: set[Site] = set()
+        self._read: dict[Site, Read] = {}
 
     def take(self, call: Call) -> None:
-        """Measure a call; a layer that was seen before begins another pass.
+        """Measure a call; a layer that was seen before and reads no cache begins another pass.
 
         Raises:
-            MultiheadError: The call reads keys from a cache.
+            MultiheadError: The call reads keys from a cache, and they are not those of the documents at hand.
         """
-        _check_uncached(call)
-        if not self._seen or call.site in self._seen:
-            self._begin(call)
-        self._seen.add(call.site)
-        self._recorder.take(call, self._pass)
+        before = self._read.get(call.site)
+        on = before is not None and goes_on(call, before)
+        if not on:
+            check_begins(call, before)
+            if not self._read or before is not None:
+                self._begin(call)
+        read = before.then(call) if before is not None and on else Read.first(call)
+        first = not self._read or next(iter(self._read)) == call.site
+        self._read[call.site] = read
+        self._recorder.take(absolute(call, read) if on else call, self._pass)
+        self._recorder.ledger.post(step=on)
+        if on:
+            self._step(read, describe=first)
 
     def statistics(self) -> HeadStatistics:
         """The record of all passes so far.
@@ -58,12 +82,18 @@ class Watch:
 
     def _begin(self, call: Call) -> None:
         start = len(self._documents)
-        self._documents += [
-            _document(call, row, f"pass {self._passes}, row {row}") for row in range(call.problem.batch)
-        ]
+        read = Read.first(call)
+        self._documents += [read.document(row, f"pass {self._passes}, row {row}") for row in range(call.problem.batch)]
         self._pass = tuple(range(start, len(self._documents)))
         self._passes += 1
-        self._seen.clear()
+        self._read.clear()
+
+    def _step(self, read: Read, *, describe: bool) -> None:
+        """The documents have grown."""
+        for row, document in enumerate(self._pass):
+            self._recorder.ledger.leave_out(document, RELATIVE, _STEPWISE)
+            if describe:
+                self._documents[document] = read.document(row, self._documents[document].name)
 
 
 @contextmanager
@@ -77,8 +107,10 @@ def watch(
 ) -> Generator[Watch]:
     """Measure every attention head while the model is run in the block, in whatever mode it is run.
 
-    Every row of every pass is a document of its own. Passes that read a cache are refused: their rows belong to a
-    sequence that is not finished; run the finished sequence through the model once, which gives the same weights.
+    Every row of every pass is a document of its own. Passes that read a cache go on with the documents that filled it,
+    so that watching `generate` gives what one pass over the finished sequence gives (its last token is not read), but
+    for statistics that place a row within the length of its sequence: these are left out, and a note says so. Caches
+    whose rows change places, as in beam search, and caches that were filled before are refused.
 
     Args:
         model: A transformers model, or one built on `MultiHeadAttention`.
@@ -91,7 +123,7 @@ def watch(
         The watch; `.statistics()` gives the record, inside the block and after it.
 
     Raises:
-        MultiheadError: See `observe`; or a pass reads a cache.
+        MultiheadError: See `observe`; or a pass reads a cache that the passes before it did not fill.
 
     Example:
         >>> with watch(model) as w:  # doctest: +SKIP
@@ -102,24 +134,3 @@ def watch(
     watched = Watch(Recorder(statistics, targets=targets, classes=classes), name)
     with watching(model, watched.take):
         yield watched
-
-
-def _check_uncached(call: Call) -> None:
-    problem = call.problem
-    if not call.site.cross and problem.kv_len > problem.q_len:
-        raise MultiheadError(
-            asked="to watch whole passes",
-            arrived=f"{problem.q_len} queries over {problem.kv_len} keys, from a cache, in {call.site.module}",
-            remedy="pass use_cache=False, or generate first and then watch `model(sequence)`",
-        )
-
-
-def _document(call: Call, row: int, name: str) -> Document:
-    tokens = call.queries
-    kept = slice(None) if tokens.keep is None else tokens.keep[row].cpu()
-    ids = b"" if tokens.ids is None else tokens.ids[row].cpu()[kept].long().numpy().tobytes()
-    return Document(
-        name=name,
-        digest=hashlib.sha256(ids).hexdigest()[:16] if ids else "",
-        tokens=call.problem.q_len if tokens.keep is None else int(tokens.keep[row].sum()),
-    )

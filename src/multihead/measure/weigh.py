@@ -1,7 +1,7 @@
 """From scores to weights, with everything that falls off on the way: maximum, its place, entropy, sink."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -27,8 +27,12 @@ class Rows:
         peak: Its largest score.
         top: Its largest weight.
         top_key: Place of that key, the first of equals.
-        entropy: -sum A ln A over the keys and the sink, in nats.
+        entropy: -sum A ln A over the keys and the learned sink, in nats.
         sink: Weight of the learned sink, 0 where there is none.
+        sees_sunk: Number of keys of the sink it can see.
+        sunk: Weight on the keys of the sink.
+        left: Weight on all other keys.
+        left_entropy: Entropy of what is left as a distribution of its own, times `left`.
     """
 
     sees: Int[Tensor, "batch heads rows"]
@@ -38,6 +42,49 @@ class Rows:
     top_key: Int[Tensor, "batch heads rows"]
     entropy: Float[Tensor, "batch heads rows"]
     sink: Float[Tensor, "batch heads rows"]
+    sees_sunk: Int[Tensor, "batch heads rows"]
+    sunk: Float[Tensor, "batch heads rows"]
+    left: Float[Tensor, "batch heads rows"]
+    left_entropy: Float[Tensor, "batch heads rows"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sunk:
+    """The keys of the sink among some keys, each with its batch row, and the weights on them.
+
+    Args:
+        batch: Row of the batch of each.
+        key: Its place among the keys.
+        weights: What every query gives to it; nothing before it was weighed.
+    """
+
+    batch: Int[Tensor, " sunk"]
+    key: Int[Tensor, " sunk"]
+    weights: Float[Tensor, "sunk heads rows"]
+
+    def pick(self, values: Float[Tensor, "batch heads rows keys"]) -> Float[Tensor, "sunk heads rows"]:
+        """Values at the keys of the sink."""
+        return values[self.batch, :, :, self.key]
+
+    def see(self, visible: Bool[Tensor, "_ _ rows keys"]) -> Bool[Tensor, "sunk _ rows"]:
+        """Which queries see each of them; the first size of what is given may be 1."""
+        return visible[self.batch if visible.shape[0] > 1 else torch.zeros_like(self.batch), :, :, self.key]
+
+    def total(self, values: Tensor, batch: int) -> Tensor:
+        """Sum over the keys of each batch row, (batch, *shape)."""
+        return values.new_zeros((batch, *values.shape[1:])).index_add_(0, self.batch, values)
+
+
+def find_sunk(sunk: Bool[Tensor, "_ keys"], batch: int, like: Float[Tensor, "*shape"]) -> Sunk:
+    """The keys of the sink, before anything was weighed.
+
+    Args:
+        sunk: Which keys belong to the sink; one row where all sequences are alike.
+        batch: Number of sequences.
+        like: A tensor of the dtype of the weights.
+    """
+    place, key = sunk.expand(batch, -1).nonzero(as_tuple=True)
+    return Sunk(batch=place, key=key, weights=like.new_zeros((len(key), 0, 0)))
 
 
 def weigh(
@@ -45,45 +92,37 @@ def weigh(
     allowed: Bool[Tensor, "_ _ rows keys"],
     visible: Bool[Tensor, "_ _ rows keys"],
     normaliser: Normaliser,
-) -> tuple[Float[Tensor, "batch heads rows keys"], Rows]:
+    sunk: Sunk,
+) -> tuple[Float[Tensor, "batch heads rows keys"], Sunk, Rows]:
     """Weights of complete rows of scores, as the model used them: they are not normalised again.
+
+    The weights on the keys of the sink are handed on apart: what is left then needs no subtraction, which would lose
+    all digits in a head that rests on its sink.
 
     Args:
         scores: Scores before the mask; they are overwritten.
         allowed: Which keys the model lets each row see.
         visible: Which of them count: no padding. What others get is set to 0 and not handed on.
         normaliser: How scores become weights.
+        sunk: The keys of the sink.
 
     Returns:
-        The weights, 0 where a key cannot be seen and in rows that see none or hold NaN; and what is known of the rows.
+        The weights, 0 on the sink, where a key cannot be seen and in rows that see none or hold NaN; those on the sink;
+        and what is known of the rows.
     """
     sees = visible.sum(-1)
-    peak = _mask(scores, allowed, full=visible is allowed and bool((sees == scores.shape[-1]).all()))
-    real_peak = peak if visible is allowed else torch.where(visible, scores, FLOOR).amax(-1)
-    if isinstance(normaliser, Softmax):
-        weights, top, top_key, entropy, sink = _softmax(scores, peak, normaliser)
+    peak, top_key = _mask(scores, allowed, full=visible is allowed and bool((sees == scores.shape[-1]).all()))
+    if isinstance(normaliser, Softmax) and visible is allowed:
+        weights, sunk, found = _softmax(scores, peak, top_key, normaliser, sunk)
     else:
-        settled = normaliser.settle(torch.where(allowed, scores, -torch.inf))
-        weights = torch.where(allowed, normaliser.weigh(scores, settled), 0.0)
-        entropy, sink = torch.special.entr(weights).sum(-1), torch.zeros_like(peak)
-        top, top_key = _largest(weights)
-    finite = peak.isfinite() & entropy.isfinite()
-    void = ~finite | (sees == 0)
-    if void.any():
-        weights.masked_fill_(void[..., None], 0.0)
-    if visible is not allowed:
-        weights = torch.where(visible, weights, 0.0)
-        entropy = torch.special.entr(weights).sum(-1) + torch.special.entr(sink)
-        top, top_key = _largest(weights)
-    return weights, Rows(
+        weights, sunk, found = _any(scores, allowed, visible, normaliser, sunk)
+    rows = Rows(
         sees=sees.expand_as(peak),
-        finite=finite,
-        peak=real_peak,
-        top=top,
-        top_key=top_key,
-        entropy=entropy.clamp_(min=0.0),
-        sink=sink,
+        finite=peak.isfinite() & found["entropy"].isfinite(),
+        sees_sunk=sunk.total(sunk.see(visible).long(), len(scores)).expand_as(peak),
+        **found,
     )
+    return _void(weights, sunk, rows)
 
 
 def join_rows(parts: Sequence[Rows]) -> Rows:
@@ -91,49 +130,111 @@ def join_rows(parts: Sequence[Rows]) -> Rows:
     return Rows(**{f.name: torch.cat([getattr(part, f.name) for part in parts], -1) for f in fields(Rows)})
 
 
-def _mask(scores: Tensor, allowed: Tensor, *, full: bool) -> Tensor:
-    """Puts unseen keys to the floor, in place, and returns the largest score of each row."""
+def _void(weights: Tensor, sunk: Sunk, rows: Rows) -> tuple[Tensor, Sunk, Rows]:
+    """Takes all weight from rows that hold NaN or see no key."""
+    void = ~rows.finite | (rows.sees == 0)
+    if not void.any():
+        return weights, sunk, rows
+    weights.masked_fill_(void[..., None], 0.0)
+    sunk = replace(sunk, weights=sunk.weights.masked_fill(void[sunk.batch], 0.0))
+    names = ("sunk", "left", "left_entropy")
+    return weights, sunk, replace(rows, **{name: getattr(rows, name).masked_fill(void, 0.0) for name in names})
+
+
+def _mask(scores: Tensor, allowed: Tensor, *, full: bool) -> tuple[Tensor, Tensor]:
+    """Puts unseen keys to the floor, in place, and returns the largest score of each row and its place."""
     if not full:
-        shut = torch.zeros(allowed.shape, dtype=scores.dtype, device=scores.device).masked_fill_(~allowed, FLOOR)
-        scores.add_(shut).clamp_(min=FLOOR)
-    peak = scores.amax(-1)
-    if not peak.isfinite().all():
-        # NaN plus the floor is NaN: what a row cannot see must not reach it.
-        scores.masked_fill_(~allowed, FLOOR)
-        peak = scores.amax(-1)
-    return peak
+        # Most masks leave many keys to all rows of a tile: only the others are touched.
+        shut = (~allowed).flatten(0, 2).any(0).nonzero()
+        part = slice(int(shut[0]), int(shut[-1]) + 1) if len(shut) else slice(0, 0)
+        scores[..., part].masked_fill_(~allowed[..., part], FLOOR)
+    return _largest(scores)
 
 
-def _softmax(scores: Tensor, peak: Tensor, normaliser: Softmax) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Weights, the largest with its place, entropy and sink. The scores are used up.
+def _softmax(
+    scores: Tensor, peak: Tensor, top_key: Tensor, normaliser: Softmax, sunk: Sunk
+) -> tuple[Tensor, Sunk, dict[str, Tensor]]:
+    """Weights and what is known of their rows. The scores are used up.
 
     With scores less the row's largest, the log-sum-exp of a row is -ln(largest weight) and its mean score is not large.
     """
     shifted = scores.sub_(peak[..., None])
     weights = torch.softmax(shifted, -1)
+    top = weights.gather(-1, top_key[..., None])[..., 0]
+    whole, sink, logit = -top.log(), torch.zeros_like(peak), normaliser.sink_logit(peak)
+    if logit is not None:
+        logit = logit.clamp(min=FLOOR) - peak
+        keys, whole = whole, torch.logaddexp(whole, logit)
+        sink, rest = torch.exp(logit - whole), torch.exp(keys - whole)
+        weights.mul_(rest[..., None])
+        top = top * rest
+    sunk, below = _set_apart(weights, sunk), sunk.pick(shifted)
+    score = shifted.mul_(weights).sum(-1)
+    of_sunk = sunk.total(below * sunk.weights, len(scores))
+    left = weights.sum(-1)
+    return (
+        weights,
+        sunk,
+        {
+            "peak": peak,
+            "top": top,
+            "top_key": top_key,
+            "entropy": (whole - score - of_sunk - (0.0 if logit is None else sink * logit)).clamp_(min=0.0),
+            "sink": sink,
+            "sunk": sunk.total(sunk.weights, len(scores)),
+            "left": left,
+            "left_entropy": (left * whole - score + torch.xlogy(left, left)).clamp_(min=0.0),
+        },
+    )
+
+
+def _any(
+    scores: Tensor, allowed: Tensor, visible: Tensor, normaliser: Normaliser, sunk: Sunk
+) -> tuple[Tensor, Sunk, dict[str, Tensor]]:
+    """The same for any normaliser, and where keys that do not count get weight."""
+    settled = normaliser.settle(torch.where(allowed, scores, -torch.inf))
+    weights = torch.where(visible, normaliser.weigh(scores, settled), 0.0)
+    sink = torch.zeros_like(settled[..., 0])
+    logit = normaliser.sink_logit(sink) if isinstance(normaliser, Softmax) else None
+    if logit is not None:
+        sink = torch.exp(logit - settled[..., 0] - settled[..., 1])
     top, top_key = _largest(weights)
-    total = -top.log()
-    logit = normaliser.sink_logit(peak)
-    if logit is None:
-        return weights, top, top_key, total - shifted.mul_(weights).sum(-1), torch.zeros_like(peak)
-    logit = logit.clamp(min=FLOOR) - peak
-    whole = torch.logaddexp(total, logit)
-    sink, rest = torch.exp(logit - whole), torch.exp(total - whole)
-    weights.mul_(rest[..., None])
-    return weights, top * rest, top_key, whole - shifted.mul_(weights).sum(-1) - sink * logit, sink
+    sunk = _set_apart(weights, sunk)
+    left, spread, of_sunk = weights.sum(-1), torch.special.entr(weights).sum(-1), torch.special.entr(sunk.weights)
+    return (
+        weights,
+        sunk,
+        {
+            "peak": torch.where(visible, scores, FLOOR).amax(-1),
+            "top": top,
+            "top_key": top_key,
+            "entropy": (spread + sunk.total(of_sunk, len(scores)) + torch.special.entr(sink)).clamp_(min=0.0),
+            "sink": sink,
+            "sunk": sunk.total(sunk.weights, len(scores)),
+            "left": left,
+            "left_entropy": (spread - torch.special.entr(left)).clamp_(min=0.0),
+        },
+    )
 
 
-def _largest(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest weight of each row and its first place: over blocks first, which is several times faster than `max`."""
-    blocks = weights.shape[-1] // _BLOCK
+def _set_apart(weights: Tensor, sunk: Sunk) -> Sunk:
+    """Takes the weights on the sink out of the others."""
+    picked = sunk.pick(weights)
+    weights[sunk.batch, :, :, sunk.key] = 0.0
+    return replace(sunk, weights=picked)
+
+
+def _largest(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest of each row and its first place: over blocks first, which is several times faster than `max`."""
+    blocks = values.shape[-1] // _BLOCK
     if blocks < 4:
-        top, place = weights.max(-1)
+        top, place = values.max(-1)
         return top, place
-    even = weights[..., : blocks * _BLOCK].unflatten(-1, (blocks, _BLOCK))
+    even = values[..., : blocks * _BLOCK].unflatten(-1, (blocks, _BLOCK))
     top, block = even.amax(-1).max(-1)
     inside = even.gather(-2, block[..., None, None].expand(*block.shape, 1, _BLOCK)).squeeze(-2).argmax(-1)
     place = block * _BLOCK + inside
-    if blocks * _BLOCK == weights.shape[-1]:
+    if blocks * _BLOCK == values.shape[-1]:
         return top, place
-    rest, where = weights[..., blocks * _BLOCK :].max(-1)
+    rest, where = values[..., blocks * _BLOCK :].max(-1)
     return torch.maximum(top, rest), torch.where(rest > top, where + blocks * _BLOCK, place)

@@ -2,12 +2,16 @@
 
 from multihead.record.address import HeadAddress
 from multihead.record.example import Example
-from multihead.record.heads import HeadStatistics, HeadView, Sampling
+from multihead.record.heads import FEW, HeadStatistics, HeadView
+from multihead.record.pack import shrunk
 from multihead.record.quantity import Document, Note, Quantity
 from multihead.record.run import CheckupRecord, ModelFacts
-from multihead.record.store import load_checkup, save_checkup
+from multihead.record.sampling import GROUPS, Sampling
+from multihead.record.store import load_checkup, save_checkup, write_file
 
 __all__ = [
+    "FEW",
+    "GROUPS",
     "CheckupRecord",
     "Document",
     "Example",
@@ -20,4 +24,6 @@ __all__ = [
     "Sampling",
     "load_checkup",
     "save_checkup",
+    "write_file",
+    "shrunk",
 ]

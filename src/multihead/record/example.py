@@ -1,6 +1,6 @@
 """A stretch of what was measured, with the strongest links of every head on it: what a reader is shown."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,3 +41,19 @@ class Example:
     elsewhere: NDArray[np.float32]  # (heads, queries)
     grid: tuple[int, int] | None = None
     picture: bytes | None = None
+
+    def __eq__(self, other: object) -> bool:
+        """Equal in every field, arrays bit for bit."""
+        if not isinstance(other, Example):
+            return NotImplemented
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return all(
+            np.array_equal(a, b, equal_nan=True)
+            if isinstance(a, np.ndarray) and a.dtype.kind == "f"
+            else np.array_equal(a, b)
+            if isinstance(a, np.ndarray)
+            else a == b
+            for a, b in pairs
+        )
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  # holds arrays

@@ -9,24 +9,17 @@ from numpy.typing import NDArray
 from multihead.error import MultiheadError
 from multihead.record.address import HeadAddress
 from multihead.record.example import Example
+from multihead.record.fold import in_order, largest, value_of
+from multihead.record.interval import from_sample, resample
 from multihead.record.quantity import Document, Note, Quantity
+from multihead.record.sampling import Sampling
 
 Array = NDArray[np.float64]
 
+_ARRAYS = ("sums", "counts", "unit_sums", "unit_counts")
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sampling:
-    """How uncertain the sums of one statistic are because only some rows were measured; all (documents, heads, *shape).
-
-    Args:
-        sums: Variance of the sums.
-        counts: Variance of the counts.
-        both: Covariance of sums and counts.
-    """
-
-    sums: Array
-    counts: Array
-    both: Array
+FEW = 8
+"""With fewer documents than this, blocks of their tokens stand for them in intervals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -67,15 +60,14 @@ class HeadStatistics:
     examples: tuple[Example, ...] = ()
 
     def __post_init__(self) -> None:
+        rows, heads = len(self.documents), len(self.heads)
         for quantity in self.quantities:
-            want = (len(self.documents), len(self.heads), *quantity.shape)
-            for kind, arrays in (("sums", self.sums), ("counts", self.counts)):
-                have = arrays[quantity.name].shape if quantity.name in arrays else None
-                if have != want:
-                    raise MultiheadError(
-                        asked=f"{kind} of {quantity.name} for {want[0]} documents and {want[1]} heads: shape {want}",
-                        arrived=f"shape {have}",
-                        remedy="build the record with one row a document and one column a head",
+            for kind in ("sums", "counts"):
+                _check_shape(f"{kind} of {quantity.name}", getattr(self, kind), quantity, (rows, heads))
+            for kind in ("unit_sums", "unit_counts"):
+                if quantity.shape == () and self.units:
+                    _check_shape(
+                        f"{kind} of {quantity.name}", getattr(self, kind), quantity, (len(self.units), heads), "units"
                     )
 
     def quantity(self, name: str) -> Quantity:
@@ -99,31 +91,69 @@ class HeadStatistics:
         quantity = self.quantity(name)
         sums, counts = self.sums[name], self.counts[name]
         if quantity.fold == "max":
-            filled = np.where(counts > 0, sums, -np.inf)
-            top = filled.max(axis=0, initial=-np.inf)
-            return np.where(counts.any(axis=0), top, np.nan)
-        return _ratio(_in_order(sums), _in_order(counts))
+            return largest(sums, counts)
+        return value_of(quantity, self.heads, in_order(sums), in_order(counts))
 
     def interval(self, name: str, *, level: float = 0.95) -> tuple[Array, Array]:
-        """Where the value would lie on other documents of the same kind: lower and upper end, each (heads, *shape).
+        """Where the value would lie on other documents of the same kind, by a percentile bootstrap of 1000 resamples.
 
-        Not there yet: both ends are the value.
+        Documents are drawn; where they are fewer than 8, blocks of 512 tokens of them (`interval_units` says which) for
+        what is one number a head. The draws follow from the digests of the documents. An interval of a largest value is
+        a lower bound: other documents may well hold a larger one.
+
+        Args:
+            name: The statistic.
+            level: Share of the resampled values between the ends.
+
+        Returns:
+            Lower and upper end, each (heads, *shape); NaN where fewer than 2 documents or blocks stand behind a value.
+
+        Raises:
+            MultiheadError: No statistic has this name, or the level is no share.
         """
-        return self.value(name), self.value(name)
+        _check_level(level)
+        quantity = self.quantity(name)
+        of_units = bool(self.units) and name in self.unit_sums
+        sums, counts = (self.unit_sums, self.unit_counts) if of_units else (self.sums, self.counts)
+        return resample(quantity, self.heads, sums[name], counts[name], documents=self.documents, level=level)
+
+    @property
+    def interval_units(self) -> str:
+        """What is drawn for intervals, in words: `"12 documents"`, `"23 blocks of 512 tokens of 3 documents"`."""
+        documents = _some(len(self.documents), "document")
+        if not self.units:
+            return documents
+        # Sampled rows are spread over a chunk, which then is the unit.
+        units = _some(len(self.units), "chunk") if self.sampling else f"{_some(len(self.units), 'block')} of 512 tokens"
+        return f"{units} of {documents}"
 
     def sampling_interval(self, name: str, *, level: float = 0.95) -> tuple[Array, Array]:
-        """Where the value over all rows lies if only some were measured: lower and upper end, each (heads, *shape).
+        """Where the value over all rows lies if only some were measured; both ends are the value where all were.
 
-        Not there yet: both ends are the value.
+        The upper end of a largest value is what no row can exceed.
+
+        Args:
+            name: The statistic.
+            level: How often the interval holds the value, at least.
+
+        Returns:
+            Lower and upper end, each (heads, *shape).
+
+        Raises:
+            MultiheadError: No statistic has this name, or the level is no share.
         """
-        return self.value(name), self.value(name)
+        _check_level(level)
+        quantity, sampling = self.quantity(name), self.sampling.get(name)
+        if sampling is None:
+            return self.value(name), self.value(name)
+        return from_sample(quantity, self.sums[name], self.counts[name], sampling, level=level)
 
     def per_document(self, name: str) -> Array:
         """Values of each document, shape (documents, heads, *shape); NaN where no row stands behind a value."""
         quantity = self.quantity(name)
         if quantity.fold == "max":
             return np.where(self.counts[name] > 0, self.sums[name], np.nan)
-        return _ratio(self.sums[name], self.counts[name])
+        return value_of(quantity, self.heads, self.sums[name], self.counts[name])
 
     def __getitem__(self, address: HeadAddress | str) -> "HeadView":
         """One head: `statistics["L3.H7"].entropy`.
@@ -152,13 +182,9 @@ class HeadStatistics:
         """Equal in every field, arrays bit for bit."""
         if not isinstance(other, HeadStatistics):
             return NotImplemented
-        same = all(
-            getattr(self, field) == getattr(other, field)
-            for field in ("model", "heads", "kv_heads", "documents", "quantities", "notes")
-        )
-        return same and all(
-            mine.keys() == theirs.keys() and all(np.array_equal(mine[k], theirs[k], equal_nan=True) for k in mine)
-            for mine, theirs in ((self.sums, other.sums), (self.counts, other.counts))
+        plain = ("model", "heads", "kv_heads", "documents", "quantities", "notes", "units", "sampling", "examples")
+        return all(getattr(self, name) == getattr(other, name) for name in plain) and all(
+            _same(getattr(self, name), getattr(other, name)) for name in _ARRAYS
         )
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]  # holds arrays
@@ -181,13 +207,32 @@ class HeadStatistics:
                     arrived=f"they differ in `{name}`",
                     remedy="measure both with the same model and the same list of statistics",
                 )
+        documents = self.documents + other.documents
+        # The record of all these documents in one run would have units only where they are few.
+        parted = len(documents) < FEW and all(bool(one.units) or not one.documents for one in (self, other))
+        shift = len(self.documents)
         return replace(
             self,
-            documents=self.documents + other.documents,
-            sums={k: np.concatenate([v, other.sums[k]]) for k, v in self.sums.items()},
-            counts={k: np.concatenate([v, other.counts[k]]) for k, v in self.counts.items()},
+            documents=documents,
+            sums=_appended(self.sums, other.sums),
+            counts=_appended(self.counts, other.counts),
             notes=self.notes + tuple(n for n in other.notes if n not in self.notes),
+            units=self.units + tuple(unit + shift for unit in other.units) if parted else (),
+            unit_sums=_appended(self.unit_sums, other.unit_sums) if parted else {},
+            unit_counts=_appended(self.unit_counts, other.unit_counts) if parted else {},
+            sampling={
+                name: self._sampled(name).append(other._sampled(name))
+                for name in dict.fromkeys((*self.sampling, *other.sampling))
+            },
+            examples=self.examples + tuple(replace(e, document=e.document + shift) for e in other.examples),
         )
+
+    def _sampled(self, name: str) -> Sampling:
+        """How uncertain a statistic is, also where every row was measured."""
+        exact = Sampling.exact(
+            self.counts[name], largest=self.sums[name] if self.quantity(name).fold == "max" else None
+        )
+        return self.sampling.get(name, exact)
 
     def scalars(self) -> tuple[Quantity, ...]:
         """The statistics that are one number a head."""
@@ -238,16 +283,40 @@ class HeadView:
         return [*object.__dir__(self), *(q.name for q in self.statistics.quantities)]
 
 
-def _in_order(arrays: Array) -> Array:
-    """Sum over documents one after another: numpy's pairwise sum would depend on how many there are."""
-    total = np.zeros(arrays.shape[1:])
-    for one in arrays:
-        total = total + one
-    return total
+def _check_shape(
+    what: str, arrays: Mapping[str, Array], quantity: Quantity, size: tuple[int, int], rows: str = "documents"
+) -> None:
+    want = (*size, *quantity.shape)
+    have = arrays[quantity.name].shape if quantity.name in arrays else None
+    if have != want:
+        raise MultiheadError(
+            asked=f"{what} for {want[0]} {rows} and {want[1]} heads: shape {want}",
+            arrived=f"shape {have}",
+            remedy=f"build the record with one row for each of the {rows} and one column a head",
+        )
 
 
-def _ratio(sums: Array, counts: Array) -> Array:
-    return np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
+def _appended(one: Mapping[str, Array], other: Mapping[str, Array]) -> dict[str, Array]:
+    """Arrays of both; a record of no documents may lack them."""
+    return {name: np.concatenate([arrays[name] for arrays in (one, other) if name in arrays]) for name in one or other}
+
+
+def _same(mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> bool:
+    """Whether all arrays are equal bit for bit."""
+    return mine.keys() == theirs.keys() and all(np.array_equal(mine[k], theirs[k], equal_nan=True) for k in mine)
+
+
+def _some(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def _check_level(level: float) -> None:
+    if not 0.0 < level < 1.0:
+        raise MultiheadError(
+            asked="the level of an interval as a share between 0 and 1",
+            arrived=f"level={level}",
+            remedy="pass for example level=0.95",
+        )
 
 
 def _number(value: float) -> float | None:

@@ -13,18 +13,19 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from multihead.error import RecordError
-from multihead.record.address import HeadAddress
-from multihead.record.heads import Array, HeadStatistics
-from multihead.record.quantity import Document, Note, Quantity
+from multihead.record.heads import HeadStatistics
+from multihead.record.pack import Tensors, from_parts, to_json, to_tensors
 from multihead.record.run import CheckupRecord, ModelFacts
 
 FORMAT = "multihead/checkup"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READABLE = (1, 2)
 RECORD, SUMS, TABLE = "record.json", "record.safetensors", "heads.parquet"
 
 
@@ -42,11 +43,9 @@ def save_checkup(record: CheckupRecord, folder: Path, *, beside: Mapping[str, by
     Raises:
         RecordError: The folder cannot be written; what it held before is untouched.
     """
-    tensors: dict[str, Array] = {}
+    tensors: Tensors = {}
     for part, statistics in _parts(record).items():
-        for name in statistics.sums:
-            tensors[f"{part}/sums/{name}"] = np.ascontiguousarray(statistics.sums[name])
-            tensors[f"{part}/counts/{name}"] = _shrunk(statistics.counts[name])
+        tensors |= to_tensors(part, statistics)
     sums = save_tensors(tensors)
     text = json.dumps(_to_json(record, _described(sums)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     table = pa.BufferOutputStream()
@@ -91,12 +90,21 @@ def load_checkup(folder: Path) -> CheckupRecord:
         ) from problem
 
 
+def write_file(path: Path, content: bytes) -> None:
+    """Write one file, whole or not at all; its folder is made.
+
+    Raises:
+        RecordError: It cannot be written; what it held before is untouched.
+    """
+    _write_together({path: content})
+
+
 def _checked(raw: object, path: Path) -> dict[str, Any]:
     data = cast(dict[str, Any], raw) if isinstance(raw, dict) else {}
-    if data.get("format") != FORMAT or data.get("format_version") != FORMAT_VERSION or "sums" not in data:
+    if data.get("format") != FORMAT or data.get("format_version") not in READABLE or "sums" not in data:
         found = f"format {data.get('format')!r} version {data.get('format_version')!r}"
         raise RecordError(
-            asked=f"a record of format {FORMAT!r} version {FORMAT_VERSION} in {path}",
+            asked=f"a record of format {FORMAT!r} version {' or '.join(map(str, READABLE))} in {path}",
             arrived=found if data else f"a JSON {type(raw).__name__}",
             remedy="read it with the version of multihead that wrote it, or run the checkup again",
         )
@@ -162,64 +170,27 @@ def _to_json(record: CheckupRecord, sums: dict[str, str]) -> dict[str, Any]:
         "format_version": FORMAT_VERSION,
         "created": record.created,
         "complete": record.complete,
+        "reads": record.reads,
         "versions": dict(record.versions),
         "settings": dict(record.settings),
         "model": dataclasses.asdict(record.model),
         "sums": sums,
-    } | {part: _part_to_json(statistics) for part, statistics in _parts(record).items()}
+    } | {part: to_json(statistics) for part, statistics in _parts(record).items()}
 
 
-def _part_to_json(statistics: HeadStatistics) -> dict[str, object]:
-    return {
-        "model": statistics.model,
-        "documents": [dataclasses.asdict(d) for d in statistics.documents],
-        "quantities": [dataclasses.asdict(q) for q in statistics.quantities],
-        "notes": [dataclasses.asdict(n) for n in statistics.notes],
-        "kv_heads": list(statistics.kv_heads),
-        "heads": statistics.table(),
-    }
-
-
-def _from_json(data: Mapping[str, Any], tensors: Mapping[str, Array]) -> CheckupRecord:
+def _from_json(data: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> CheckupRecord:
     model = dict(data["model"])
     model["special_tokens"] = tuple(model["special_tokens"])
     return CheckupRecord(
         model=ModelFacts(**model),
-        texts=_part_from_json("texts", data["texts"], tensors),
-        repeats=_part_from_json("repeats", data["repeats"], tensors) if "repeats" in data else None,
+        texts=from_parts("texts", data["texts"], tensors),
+        repeats=from_parts("repeats", data["repeats"], tensors) if "repeats" in data else None,
         created=data["created"],
         versions=data["versions"],
         settings=data["settings"],
         complete=data["complete"],
+        reads=data.get("reads", "text"),
     )
-
-
-def _part_from_json(part: str, data: Mapping[str, Any], tensors: Mapping[str, Array]) -> HeadStatistics:
-    quantities = tuple(
-        Quantity(**(q | {"shape": tuple(q["shape"]), "labels": tuple(q["labels"])})) for q in data["quantities"]
-    )
-    return HeadStatistics(
-        model=data["model"],
-        heads=tuple(HeadAddress.parse(row["head"]) for row in data["heads"]),
-        kv_heads=tuple(data["kv_heads"]),
-        documents=tuple(Document(**d) for d in data["documents"]),
-        quantities=quantities,
-        sums={q.name: tensors[f"{part}/sums/{q.name}"] for q in quantities},
-        counts={
-            q.name: np.broadcast_to(tensors[f"{part}/counts/{q.name}"], tensors[f"{part}/sums/{q.name}"].shape).copy()
-            for q in quantities
-        },
-        notes=tuple(Note(**n) for n in data["notes"]),
-    )
-
-
-def _shrunk(counts: Array) -> Array:
-    """One entry stands for an axis along which all are equal: counts mostly do not differ by head or in an array."""
-    for axis in range(1, counts.ndim):
-        first = counts.take([0], axis=axis) if counts.shape[axis] else counts
-        if np.array_equal(np.broadcast_to(first, counts.shape), counts):
-            counts = first
-    return np.ascontiguousarray(counts)
 
 
 def _table(record: CheckupRecord) -> Any:

@@ -1,43 +1,27 @@
-"""The checkup: a model and texts in, statistics of every head out."""
+"""The checkup: a model and something to read in, statistics of every head out."""
 
-import inspect
 import platform
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import cast
 
 import torch
 from torch import nn
 
-from multihead.corpus import (
-    Text,
-    Tokenizer,
-    default_texts,
-    frame_of,
-    ordinary_tokens,
-    repeated_tokens,
-    token_classes,
-)
+from multihead.corpus import Tokenizer
 from multihead.error import MultiheadError
 from multihead.hooks import locate
 from multihead.interop import check_weights
-from multihead.measure import Interrupted, observe
+from multihead.measure import Interrupted, Run, observe
 from multihead.record import CheckupRecord, HeadStatistics, ModelFacts
-from multihead.workflow.encode import (
-    Encoded,
-    checked_length,
-    encode_runs,
-    encode_texts,
-    length_limit,
-)
+from multihead.workflow.opening import OpenedModel
+from multihead.workflow.plan import Course, Material, Plan, make_plan
 from multihead.workflow.report import Report
 
 PACKAGES = ("multihead", "torch", "transformers", "tokenizers", "numpy")
-# The stimulus: blocks of 20 to 60 tokens, four times over (Olsson et al. 2022, arXiv:2209.11895, with random periods).
-COPIES, SHORTEST_BLOCK, LONGEST_BLOCK = 4, 4, 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +29,7 @@ class Progress:
     """How far a checkup is.
 
     Args:
-        done: Tokens measured so far.
+        done: Tokens (patches, moments) measured so far.
         total: Tokens to measure in all.
         doing: What was measured last, e.g. the name of a text.
     """
@@ -56,131 +40,122 @@ class Progress:
 
 
 def checkup(
-    model: nn.Module,
-    tokenizer: Tokenizer | None,
-    texts: Sequence[Text | str] | None = None,
+    model: nn.Module | OpenedModel,
+    tokenizer: Tokenizer | None = None,
+    material: Material | None = None,
     *,
-    name: str = "",
     max_length: int | None = None,
+    rows: int | None = None,
     repeats: int = 8,
+    journal: str | Path | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Report:
-    """Measure every attention head of a model on real text, exactly, without storing an n x n matrix.
+    """Measure every attention head of a model on real texts, pictures or recordings, without storing an n x n matrix.
 
     The model runs as it is (its own kernels, its own outputs, unchanged); memory grows with the length of the text,
-    not with its square.
+    not with its square. Every number is exact unless `rows` is given.
 
     Args:
-        model: A transformers model, or one built on `MultiHeadAttention`.
-        tokenizer: Its tokenizer: `tokenizer(text, add_special_tokens=...)["input_ids"]`.
-        texts: What to read; None for the default texts that ship with the library.
-        name: How the page calls the model; None takes it from the model.
-        max_length: Tokens a chunk, special tokens included; 512 or the model's limit where not given.
-        repeats: Runs of random tokens repeated four times, which show induction heads; 0 for none.
-        on_progress: Called after every document.
+        model: A transformers model, one built on `MultiHeadAttention`, or any whose attention `locate` finds; or what
+            `open_model` returned, which brings its name, tokenizer and settings.
+        tokenizer: Its tokenizer: `tokenizer(text, add_special_tokens=...)["input_ids"]`; None for models of pictures.
+        material: Texts (strings or `Text`), pictures (`read_images`) or recordings (`read_sounds`); None for the
+            default texts that ship with the library.
+        max_length: Tokens a chunk of text, special tokens included; 512 or the model's limit where not given.
+        rows: Query rows to measure of every longer chunk, drawn evenly; every number then has an interval
+            (`statistics.sampling_interval`). None measures all of them.
+        repeats: Runs of random tokens repeated four times, which show induction heads; 0 for none. Text only.
+        journal: Folder that keeps what was measured, chunk by chunk: after a crash the same call goes on where it
+            ended, and its record is the same bit for bit. It is deleted by `discard_journal`.
+        on_progress: Called after every chunk.
 
     Returns:
         The report. After Ctrl-C it holds the documents finished until then and `report.record.complete` is False.
 
     Raises:
-        MultiheadError: No tokenizer, no text, a text with fewer than 2 tokens, weights that are not finite, or no
-            attention to be seen.
+        MultiheadError: No tokenizer, nothing to read, a text with fewer than 2 tokens, weights that are not finite, a
+            journal of another run, or no attention to be seen.
 
     Example:
         >>> report = mh.checkup(model, tokenizer, ["A text to read."])  # doctest: +SKIP
     """
-    if tokenizer is None:
-        raise MultiheadError(
-            asked="a tokenizer to turn texts into tokens",
-            arrived="tokenizer=None",
-            remedy="pass the tokenizer of the model, e.g. AutoTokenizer.from_pretrained(folder)",
-        )
+    opened = model if isinstance(model, OpenedModel) else OpenedModel(model=model, tokenizer=tokenizer, name="")
+    opened = replace(opened, tokenizer=tokenizer or opened.tokenizer, name=opened.name or _name_of(opened.model))
     if repeats < 0:
         raise MultiheadError(
             asked="how many runs of repeated random tokens to measure",
             arrived=f"repeats={repeats}",
             remedy="pass 0 or more",
         )
-    locate(model)  # raises where there is no attention to be seen
-    _check_reads_tokens(model)
-    check_weights(model)
-    limit = length_limit(model, tokenizer)
-    length = checked_length(max_length, limit)
-    named = _named(texts if texts is not None else default_texts())
-    name = name or _name_of(model)
-    reading = encode_texts(model, tokenizer, named, max_length=length)
-    stimulus = _stimulus(model, tokenizer, runs=repeats, max_length=length)
-    run = _Run(model=model, tokenizer=tokenizer, name=name, total=reading.tokens + stimulus.tokens, report=on_progress)
-    measured = run.measure(reading)
-    repeated = run.measure(stimulus) if stimulus.documents and run.complete else None
+    locate(opened.model)  # raises where there is no attention to be seen
+    check_weights(opened.model)
+    plan = make_plan(opened, material, max_length=max_length, repeats=repeats)
+    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    checking = _Checking(
+        plan, name=opened.name, rows=rows, journal=None if journal is None else Path(journal), report=on_progress
+    )
+    parts = checking.measure()
     return Report(
         CheckupRecord(
-            model=_facts(model, tokenizer, name, limit, measured),
-            texts=measured,
-            repeats=repeated,
-            created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            model=_facts(opened, plan, parts["texts"]),
+            texts=parts["texts"],
+            repeats=parts.get("repeats"),
+            created=created,
             versions=_versions(),
-            settings=_settings(model, length, len(stimulus.documents)),
-            complete=run.complete,
+            settings=_settings(opened.model, plan.settings, rows),
+            complete=checking.complete,
+            reads=plan.reads,
         )
     )
 
 
-def _check_reads_tokens(model: nn.Module) -> None:
-    parameters = inspect.signature(model.forward).parameters
-    wants = str(getattr(model, "main_input_name", "input_ids"))
-    sees = [name for name in ("pixel_values", "input_features") if name in parameters]
-    # CLIP and its kin name no input of their own, but none of theirs may be left out.
-    if wants != "input_ids" or (sees and not hasattr(model, "generate")):
-        raise MultiheadError(
-            asked="a model that reads text alone",
-            arrived=f"{type(model).__name__}, which takes {sees[0] if sees else wants}",
-            remedy="run it yourself on its own inputs: with mh.watch(model) as watched: model(...)",
-        )
-    if "input_ids" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        raise MultiheadError(
-            asked="a model that reads tokens: forward(input_ids, ...)",
-            arrived=f"{type(model).__name__}.forward({', '.join(parameters)})",
-            remedy="run it yourself on its own inputs: with mh.watch(model) as watched: model(...)",
-        )
-
-
-class _Run:
+class _Checking:
     """One checkup under way: it counts tokens for the progress and remembers an interruption."""
 
     def __init__(
         self,
+        plan: Plan,
         *,
-        model: nn.Module,
-        tokenizer: Tokenizer,
         name: str,
-        total: int,
+        rows: int | None,
+        journal: Path | None,
         report: Callable[[Progress], None] | None,
     ) -> None:
-        self.model, self.name, self.total, self.report = model, name, total, report
-        self.classes = token_classes(tokenizer)
+        self.plan, self.name, self.rows, self.journal, self.report = plan, name, rows, journal, report
+        self.total = sum(sum(course.lengths) for course in plan.courses)
         self.done = 0
         self.complete = True
 
-    def measure(self, encoded: Encoded) -> HeadStatistics:
-        def tell(index: int) -> None:
-            document = encoded.documents[index]
-            self.done += document.tokens
+    def measure(self) -> dict[str, HeadStatistics]:
+        """The statistics of each course; those after an interruption are left out."""
+        parts: dict[str, HeadStatistics] = {}
+        for course in self.plan.courses:
+            if self.complete:
+                parts[course.name] = self._measure(course)
+        return parts
+
+    def _measure(self, course: Course) -> HeadStatistics:
+        def tell(batch: int) -> None:
+            self.done += course.lengths[batch]
             if self.report is not None:
+                document = course.documents[course.batches[batch].document[0]]
                 self.report(Progress(done=self.done, total=self.total, doing=document.name))
 
+        run = Run(rows=self.rows, journal=None if self.journal is None else self.journal / course.name, on_batch=tell)
         try:
-            return observe(
-                self.model,
-                encoded.batches,
-                documents=encoded.documents,
-                classes=self.classes,
+            statistics = observe(
+                course.model,
+                course.batches,
+                documents=course.documents,
+                targets=course.targets,
+                classes=course.classes,
                 name=self.name,
-                on_document=tell,
+                run=run,
             )
         except Interrupted as interrupted:
             self.complete = False
-            return interrupted.statistics
+            statistics = interrupted.statistics
+        return replace(statistics, notes=course.notes + statistics.notes)
 
 
 def _name_of(model: nn.Module) -> str:
@@ -189,37 +164,14 @@ def _name_of(model: nn.Module) -> str:
     return PurePath(place).name or type(model).__name__
 
 
-def _named(texts: Sequence[Text | str]) -> list[Text]:
-    if isinstance(texts, str):
-        raise MultiheadError(
-            asked="a list of texts",
-            arrived=f"one string of {len(texts)} characters",
-            remedy="wrap it in a list: texts=[text]",
-        )
-    return [text if isinstance(text, Text) else Text(f"text {i}", text) for i, text in enumerate(texts)]
-
-
-def _stimulus(model: nn.Module, tokenizer: Tokenizer, *, runs: int, max_length: int) -> Encoded:
-    """Random tokens repeated four times; none where the vocabulary or the length has no room for a block of them."""
-    before, after = frame_of(tokenizer)
-    room = (max_length - len(before) - len(after)) // COPIES
-    longest = min(LONGEST_BLOCK, room, len(ordinary_tokens(tokenizer)))
-    if not runs or longest < SHORTEST_BLOCK:
-        return encode_runs(model, ())
-    periods = (max(SHORTEST_BLOCK, longest // 3), longest)
-    return encode_runs(model, repeated_tokens(tokenizer, runs=runs, periods=periods, repeats=COPIES))
-
-
-def _facts(
-    model: nn.Module, tokenizer: Tokenizer, name: str, limit: int | None, measured: HeadStatistics
-) -> ModelFacts:
-    special = cast(Sequence[str], getattr(tokenizer, "all_special_tokens", ()))
+def _facts(opened: OpenedModel, plan: Plan, measured: HeadStatistics) -> ModelFacts:
+    special = cast(Sequence[str], getattr(opened.tokenizer, "all_special_tokens", ()))
     return ModelFacts(
-        name=name,
-        architecture=type(model).__name__,
-        parameters=sum(p.numel() for p in model.parameters()),
+        name=opened.name,
+        architecture=type(opened.model).__name__,
+        parameters=sum(p.numel() for p in opened.model.parameters()),
         causal=_looks_back_only(measured),
-        max_length=limit,
+        max_length=plan.limit,
         special_tokens=tuple(str(s) for s in special),
     )
 
@@ -246,11 +198,10 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _settings(model: nn.Module, max_length: int, repeats: int) -> dict[str, str]:
+def _settings(model: nn.Module, planned: Mapping[str, str], rows: int | None) -> dict[str, str]:
     parameter = next(model.parameters())
-    return {
-        "max_length": str(max_length),
-        "repeats": str(repeats),
+    return dict(planned) | {
+        "rows": "all" if rows is None else str(rows),
         "device": str(parameter.device),
         "dtype": str(parameter.dtype).removeprefix("torch."),
         "threads": str(torch.get_num_threads()),

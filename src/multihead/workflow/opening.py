@@ -4,33 +4,44 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from multihead.corpus import PACKAGED, PUBLISHED, SmilesTokenizer, Text, find_packaged
 from multihead.error import MultiheadError
-from multihead.interop import load_model
+from multihead.interop import LoadedModel, PictureFacts, SoundFacts, load_model, load_packaged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OpenedModel:
-    """A model, its tokenizer, and texts it can read.
+    """A model, its tokenizer, and what it reads.
 
     Args:
         model: In evaluation mode.
-        tokenizer: Its tokenizer.
+        tokenizer: Its tokenizer; None for models that read no tokens.
         name: What to call it.
         texts: What to read where the user gives no text; None for the default texts.
+        pictures: What it wants of a picture; None for models that read none.
+        sounds: What it wants of a recording; None for models that read none.
     """
 
     model: nn.Module
     tokenizer: Any
     name: str
     texts: Sequence[Text] | None = None
+    pictures: PictureFacts | None = None
+    sounds: SoundFacts | None = None
+
+    @property
+    def reads(self) -> Literal["text", "images", "audio"]:
+        """What the model is given. One that takes pictures and text (CLIP) counts as a model of pictures."""
+        if self.pictures is not None:
+            return "images"
+        return "text" if self.sounds is None else "audio"
 
 
-def open_model(name: str, *, device: str = "cpu") -> OpenedModel:
+def open_model(name: str | Path, *, device: str = "cpu") -> OpenedModel:
     """Load a model by the name of a package, a folder or a hub name.
 
     Args:
@@ -44,25 +55,36 @@ def open_model(name: str, *, device: str = "cpu") -> OpenedModel:
     Example:
         >>> opened = open_model("minilm")  # doctest: +SKIP
     """
-    if name not in PACKAGED:
+    if isinstance(name, Path) or name not in PACKAGED:
         _check_spelling(name)
-        loaded = load_model(name, device=device)
-        return OpenedModel(model=loaded.model, tokenizer=loaded.tokenizer, name=name)
+        return _opened(load_model(name, device=device), str(name))
     found = find_packaged(name)
-    smiles = found.model.tokenizer == "smiles"
+    model = found.model
+    smiles = model.tokenizer == "smiles"
     tokenizer = SmilesTokenizer.from_folder(found.path) if smiles else None
-    loaded = load_model(found.path, device=device, tokenizer=tokenizer)
+    loaded = load_packaged(found.path, weights=model.weights, form=model.form, device=device, tokenizer=tokenizer)
     # A model of reactions reads no prose.
     texts = tuple(Text(reaction.name, reaction.plain) for reaction in PUBLISHED) if smiles else None
-    return OpenedModel(model=loaded.model, tokenizer=loaded.tokenizer, name=name, texts=texts)
+    return _opened(loaded, name, texts=texts)
 
 
-def _check_spelling(name: str) -> None:
-    if not name.strip():
+def _opened(loaded: LoadedModel, name: str, *, texts: Sequence[Text] | None = None) -> OpenedModel:
+    return OpenedModel(
+        model=loaded.model,
+        tokenizer=loaded.tokenizer,
+        name=name,
+        texts=texts,
+        pictures=loaded.pictures,
+        sounds=loaded.sounds,
+    )
+
+
+def _check_spelling(name: str | Path) -> None:
+    if not str(name).strip():
         raise MultiheadError(
             asked="a packaged model, a folder or a hub name", arrived=repr(name), remedy="name one: `multihead models`"
         )
-    close = difflib.get_close_matches(name, PACKAGED, n=1)
+    close = difflib.get_close_matches(str(name), PACKAGED, n=1)
     if close and not Path(name).exists():
         raise MultiheadError(
             asked="a packaged model, a folder or a hub name",

@@ -44,8 +44,12 @@ class Report:
         """One row a head with every statistic that is one number: a `pyarrow.Table` (`.to_pandas()` where wanted)."""
         return pa.Table.from_pylist(self.record.texts.table())
 
-    def save(self, folder: str | Path = "checkup") -> Path:
+    def save(self, folder: str | Path = "checkup", *, lang: str = "en") -> Path:
         """Write `index.html`, `record.json`, `record.safetensors` and `heads.parquet`: all of them or none.
+
+        Args:
+            folder: Where to; it is made.
+            lang: Language of the page, `"en"` or `"zh"`.
 
         Returns:
             The path of the page.
@@ -54,7 +58,7 @@ class Report:
             RecordError: The folder cannot be written.
         """
         folder = Path(folder)
-        save_checkup(self.record, folder, beside={PAGE: render_page(self.record).encode("utf-8")})
+        save_checkup(self.record, folder, beside={PAGE: render_page(self.record, lang=lang).encode("utf-8")})
         return folder / PAGE
 
     def open(self) -> Path:

@@ -1,7 +1,7 @@
 """What a statistic is: its definition, and a pure function from weights to sums."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from jaxtyping import Float64
@@ -21,10 +21,12 @@ class Contribution:
     Args:
         sum: Sums (the largest value where the quantity's fold is "max").
         count: How much stands behind them, or None for the number of rows that count in the statistics of weights.
+        fixed: Whether the count is no number of rows but the same however many rows of the call are seen: of its keys.
     """
 
     sum: Float64[Tensor, "batch heads *shape"]
     count: Float64[Tensor, "batch heads *shape"] | None = None
+    fixed: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +53,20 @@ class OfTile(Generic[Facts]):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OfWhole:
-    """A statistic of what is known of each row and key once all were seen.
+    """A statistic of what is known of each row and key of a block of rows once all of them were seen.
 
     Args:
         quantities: What it measures.
-        take: The contributions of a call, one for each quantity.
+        take: The contributions of a block, one for each quantity.
+        outputs: Whether it asks only for the outputs and for how many keys a row sees: it is then taken of every row,
+            also where only some rows are weighed.
+        of_all: Names of its quantities that some of the rows do not tell.
     """
 
     quantities: tuple[Quantity, ...]
     take: Callable[[Whole], tuple[Contribution | Missing, ...]]
+    outputs: bool = False
+    of_all: tuple[str, ...] = ()
 
 
 Statistic = OfTile[Any] | OfWhole

@@ -5,9 +5,13 @@ from multihead.measure.tile import Whole
 from multihead.record import Quantity
 
 
-def take(whole: Whole) -> tuple[Contribution]:
+def take(whole: Whole) -> tuple[Contribution, ...]:
     """The entropy of every row that counts, from its log-sum-exp and its mean score."""
-    return (Contribution(whole.total(whole.rows.entropy)),)
+    rows = whole.rows
+    return (
+        Contribution(whole.total(rows.entropy)),
+        Contribution(whole.total(rows.left_entropy), whole.total(rows.left)),
+    )
 
 
 ENTROPY = OfWhole(
@@ -17,6 +21,16 @@ ENTROPY = OfWhole(
             title="entropy",
             unit="nats",
             formula="mean over rows of -sum_j A_ij ln A_ij; a learned sink counts as one more key",
+        ),
+        Quantity(
+            name="entropy_content",
+            title="entropy, sink set aside",
+            unit="nats",
+            formula=(
+                "mean over rows of -sum_j B_ij ln B_ij, B_ij = A_ij / (1 - s_i) over keys outside of the sink, "
+                "row i counting 1 - s_i times, s_i its weight on the sink"
+            ),
+            content_of="entropy",
         ),
     ),
     take=take,

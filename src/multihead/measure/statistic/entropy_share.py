@@ -1,16 +1,20 @@
 """Entropy of a row as a share of what an even spread over its visible keys would have."""
 
-from multihead.attend import Softmax
 from multihead.measure.statistic.contract import Contribution, OfWhole
-from multihead.measure.tile import Whole
+from multihead.measure.tile import LEAST, Whole, total
 from multihead.record import Quantity
 
 
-def take(whole: Whole) -> tuple[Contribution]:
+def take(whole: Whole) -> tuple[Contribution, ...]:
     """Each row's entropy over the logarithm of the number of keys it sees."""
-    normaliser = whole.scene.problem.normaliser
-    sink = isinstance(normaliser, Softmax) and not normaliser.plain
-    return (Contribution(whole.total(whole.rows.entropy / (whole.rows.sees + int(sink)).log())),)
+    rows = whole.rows
+    others = rows.sees - rows.sees_sunk
+    left = whole.counted() & (others >= LEAST)
+    share = rows.left_entropy / others.clamp(min=LEAST).log()
+    return (
+        Contribution(whole.total(rows.entropy / (rows.sees + whole.scene.learned_sink).log())),
+        Contribution(total(share, left), total(rows.left, left)),
+    )
 
 
 ENTROPY_SHARE = OfWhole(
@@ -20,6 +24,16 @@ ENTROPY_SHARE = OfWhole(
             title="entropy, of an even spread's",
             unit="share",
             formula="mean over rows of (-sum_j A_ij ln A_ij) / ln(visible keys); a learned sink counts as one more key",
+        ),
+        Quantity(
+            name="entropy_share_content",
+            title="entropy, of an even spread's, sink set aside",
+            unit="share",
+            formula=(
+                "the same with B_ij = A_ij / (1 - s_i) over keys outside of the sink, of rows that see 2 such keys, "
+                "row i counting 1 - s_i times, s_i its weight on the sink"
+            ),
+            content_of="entropy_share",
         ),
     ),
     take=take,

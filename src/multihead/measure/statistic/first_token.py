@@ -9,14 +9,21 @@ from multihead.measure.tile import Tile
 from multihead.record import Quantity
 
 
-def prepare(scene: Scene) -> Int[Tensor, "_ 1 1"]:
+def prepare(scene: Scene) -> Int[Tensor, "_ 1"]:
     """Place of the first real key."""
-    return scene.keys.first[:, None]
+    return scene.keys.first
 
 
-def take(tile: Tile, facts: Int[Tensor, "_ 1 1"]) -> tuple[Contribution]:
-    """The weight of every row on the first real key."""
-    return (Contribution(tile.total(tile.at(facts)[..., 0])),)
+def take(tile: Tile, facts: Int[Tensor, "_ 1"]) -> tuple[Contribution, ...]:
+    """The weight of every row on the first real key, which always belongs to the sink."""
+    sunk, first = tile.sunk, facts - tile.cols.start
+    is_first = (sunk.key == first.expand(len(tile.content), -1)[sunk.batch, 0])[:, None, None]
+    seen = sunk.total((is_first & sunk.see(tile.visible)).long(), len(tile.content))
+    return (
+        Contribution(tile.total(tile.on_sunk(is_first))),
+        Contribution(tile.total((tile.known.top_key == first[..., None]).to(tile.content))),
+        Contribution(tile.total(tile.even(seen))),
+    )
 
 
 FIRST_TOKEN = OfTile(
@@ -26,6 +33,19 @@ FIRST_TOKEN = OfTile(
             title="weight on the first token",
             unit="share",
             formula="mean over rows of A_i,first; padding is no token",
+            even="first_token_even",
+        ),
+        Quantity(
+            name="first_token_argmax",
+            title="largest weight on the first token",
+            unit="share",
+            formula="share of rows whose largest weight (first of equals) is on the first token",
+        ),
+        Quantity(
+            name="first_token_even",
+            title="weight on the first token, of an even spread",
+            unit="share",
+            formula="mean over rows of [first is visible] / (visible keys); a learned sink is one more key",
         ),
     ),
     prepare=prepare,

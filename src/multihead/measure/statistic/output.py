@@ -63,4 +63,5 @@ OUTPUT = OfWhole(
         ),
     ),
     take=take,
+    outputs=True,
 )

@@ -1,75 +1,94 @@
 """Weight on a set of pairs: what copies and targets have in common."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from multihead.measure.scene import Scene
-from multihead.measure.statistic.contract import Contribution, Missing
+from multihead.measure.statistic.contract import Contribution
 from multihead.measure.tile import Tile, total
-from multihead.pattern import Pattern
+from multihead.record import Quantity
 
-NO_IDS = "the queries or the keys have no token ids"
-_PADDING = -1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Pairs:
-    """A pattern of token ids, with the places of the queries in them."""
-
-    pattern: Pattern
-    places: Int[Tensor, " q_len"]
-
-
-def copies(scene: Scene, factory: Callable[..., Pattern]) -> Pairs | Missing:
-    """A pattern of equal tokens over the tokens of a call; padding equals nothing.
-
-    Args:
-        scene: The call.
-        factory: `same_token` or `after_same_token`.
-    """
-    queries, keys, problem = scene.queries, scene.keys, scene.problem
-    if queries.ids is None or keys.ids is None:
-        return Missing(NO_IDS)
-    of_keys = keys.ids.masked_fill(~keys.kept, _PADDING)
-    if not scene.call.site.cross:
-        return Pairs(pattern=factory(of_keys), places=problem.q_positions())
-    of_queries = queries.ids.masked_fill(~queries.kept, _PADDING)
-    places = torch.arange(problem.q_len, device=problem.q.device)
-    return Pairs(pattern=factory(of_queries, keys=of_keys), places=places)
-
-
-def weight_on(tile: Tile, facts: Pairs) -> tuple[Contribution]:
-    """The weight of every row on all its pairs, of rows that see one."""
-    found = hit(tile, facts.pattern.allows(facts.places[tile.rows], tile.places), tile.cols)
-    return (found.weight(),)
+SPARSE = 16
+"""Pairs are few when they are fewer than one in so many: they are then picked out one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Hit:
-    """Some rows of weights against a set of pairs.
+class Found:
+    """The rows of a tile against a set of pairs.
 
     Args:
-        cols: The keys among which all pairs lie.
-        inside: The pairs each row can see.
-        mass: Weight of each row on them.
-        counted: Rows that count and see one.
+        content: Weight of each row on its pairs outside of the sink.
+        sunk: Weight on its pairs with keys of the sink.
+        seen: How many pairs it can see.
+        seen_sunk: How many of these are with keys of the sink.
+        top: Whether its largest weight is on one.
     """
 
-    cols: slice
-    inside: Bool[Tensor, "_ _ rows cols"]
-    mass: Float[Tensor, "batch heads rows"]
-    counted: Bool[Tensor, "batch heads rows"]
-
-    def weight(self) -> Contribution:
-        """The weight on the pairs, over rows that see one."""
-        return Contribution(total(self.mass, self.counted), self.counted.sum(-1, dtype=torch.float64))
+    content: Float[Tensor, "batch heads rows"]
+    sunk: Float[Tensor, "batch heads rows"]
+    seen: Int[Tensor, "_ _ rows"]
+    seen_sunk: Int[Tensor, "batch _ rows"]
+    top: Bool[Tensor, "batch heads rows"]
 
 
-def hit(tile: Tile, inside: Bool[Tensor, "_ _ rows cols"], cols: slice) -> Hit:
+def pair_quantities(name: str, words: str, condition: str) -> tuple[Quantity, ...]:
+    """The quantities of a set of pairs, in the order of `contributions`.
+
+    Args:
+        name: Name of the first; the others add to it.
+        words: Where the weight is, for people.
+        condition: When (i, j) is a pair, for formulas.
+    """
+    rows = "over rows that see such a key"
+    return (
+        Quantity(
+            name=name,
+            title=f"weight on {words}",
+            unit="share",
+            formula=f"mean of sum_j A_ij [{condition}] {rows}",
+            even=f"{name}_even",
+        ),
+        Quantity(
+            name=f"{name}_argmax",
+            title=f"largest weight on {words}",
+            unit="share",
+            formula=f"share of rows whose largest weight (first of equals) has [{condition}], of those that see such a key",
+        ),
+        Quantity(
+            name=f"{name}_even",
+            title=f"weight on {words}, of an even spread",
+            unit="share",
+            formula=f"mean of (visible keys with [{condition}]) / (visible keys) {rows}; a learned sink is one more key",
+        ),
+        Quantity(
+            name=f"{name}_content",
+            title=f"weight on {words}, sink set aside",
+            unit="share",
+            formula=(
+                f"sum of A_ij [{condition}] over keys outside of the sink / sum of all their A_ij, "
+                "over rows that see such a key there"
+            ),
+            content_of=name,
+        ),
+    )
+
+
+def contributions(tile: Tile, found: Found) -> tuple[Contribution, ...]:
+    """Weight, argmax rate, even spread, and weight with the sink set aside, of every row that sees a pair."""
+    counted = tile.counted & (found.seen > 0)
+    left = tile.counted & (found.seen > found.seen_sunk)
+    count = counted.sum(-1, dtype=torch.float64)
+    return (
+        Contribution(total(found.content + found.sunk, counted), count),
+        Contribution((found.top & counted).sum(-1, dtype=torch.float64), count),
+        Contribution(total(tile.even(found.seen), counted), count),
+        Contribution(total(found.content, left), total(tile.known.left, left)),
+    )
+
+
+def hold(tile: Tile, inside: Bool[Tensor, "_ _ rows picked"], cols: slice) -> Found:
     """Holds the weights of a tile against pairs.
 
     Args:
@@ -78,6 +97,65 @@ def hit(tile: Tile, inside: Bool[Tensor, "_ _ rows cols"], cols: slice) -> Hit:
         cols: The keys they are given for, within those of the tile.
     """
     cut = slice(cols.start - tile.cols.start, cols.stop - tile.cols.start)
-    inside = inside & tile.visible[..., cut]
-    mass = tile.weighted(inside.to(tile.weights), cols)
-    return Hit(cols=cols, inside=inside, mass=mass, counted=tile.counted & inside.any(-1))
+    visible, content = tile.visible[..., cut], tile.content[..., cut]
+    batch, _, rows, width = content.shape
+    at_sunk = _at_sunk(tile, inside, cols) & tile.sunk.see(tile.visible)
+    top = tile.known.top_key - cut.start
+    place = top.clamp(0, width - 1)
+    on_top = inside.expand(*place.shape, -1).gather(-1, place[..., None])[..., 0] & (top == place)
+    if inside.shape[1] == 1:
+        row, query, key = inside[:, 0].expand(batch, -1, -1).nonzero(as_tuple=True)
+        if SPARSE * len(row) <= batch * rows * width:
+            return picked(tile, (row, query, key + cut.start), at_sunk, on_top)
+    inside = inside & visible
+    # Fresh memory for each product costs more than the product.
+    product = torch.mul(content, inside, out=tile.scratch.view(-1)[: content.numel()].view_as(content))
+    return Found(
+        content=product.sum(-1),
+        sunk=tile.on_sunk(at_sunk),
+        seen=inside.sum(-1),
+        seen_sunk=tile.sunk.total(at_sunk.long(), batch),
+        top=on_top,
+    )
+
+
+def picked(
+    tile: Tile,
+    pairs: tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"], Int[Tensor, " pairs"]],
+    at_sunk: Bool[Tensor, "sunk _ rows"],
+    top: Bool[Tensor, "batch heads rows"],
+) -> Found:
+    """The same from a list of pairs.
+
+    Args:
+        tile: The tile.
+        pairs: Batch row, query and key of each, places within the tile.
+        at_sunk: Which queries see a pair with each key of the sink.
+        top: Whether the largest weight of each row is on a pair.
+    """
+    row, query, key = pairs
+    batch, heads, rows = tile.content.shape[:3]
+    at = row * rows + query
+    weights = tile.content[row, :, query, key]
+    seen = tile.visible[row if tile.visible.shape[0] > 1 else torch.zeros_like(row), :, query, key]
+    return Found(
+        content=_added(weights, at, batch, rows),
+        sunk=tile.on_sunk(at_sunk),
+        seen=_added(seen.long(), at, batch, rows),
+        seen_sunk=tile.sunk.total(at_sunk.long(), batch),
+        top=top,
+    )
+
+
+def _added(values: Tensor, at: Tensor, batch: int, rows: int) -> Tensor:
+    """Values (pairs, heads) added up at their rows, (batch, heads, rows)."""
+    sums = values.new_zeros((batch * rows, values.shape[1])).index_add_(0, at, values)
+    return sums.view(batch, rows, -1).transpose(1, 2)
+
+
+def _at_sunk(tile: Tile, inside: Tensor, cols: slice) -> Tensor:
+    """Which queries have a pair with each key of the sink, (sunk, heads | 1, rows)."""
+    asked = tile.sunk.key + tile.cols.start - cols.start
+    place = asked.clamp(0, inside.shape[-1] - 1)
+    row = tile.sunk.batch if inside.shape[0] > 1 else torch.zeros_like(place)
+    return inside[row, :, :, place] & (asked == place)[:, None, None]

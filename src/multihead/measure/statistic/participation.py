@@ -12,8 +12,10 @@ _NOTHING = 1e-18
 
 def take(tile: Tile, facts: None) -> tuple[Contribution]:
     """Squared sum of each row's weights over the sum of their squares."""
-    length = torch.hypot(torch.linalg.vector_norm(tile.weights, dim=-1), tile.known.sink)
-    ratio = (tile.prefix[..., -1] + tile.known.sink) / length.clamp(min=_NOTHING)
+    known = tile.known
+    sunk = tile.sunk.total(tile.sunk.weights.square(), len(tile.content)).sqrt()
+    length = torch.hypot(torch.hypot(torch.linalg.vector_norm(tile.content, dim=-1), sunk), known.sink)
+    ratio = (known.left + known.sunk + known.sink) / length.clamp(min=_NOTHING)
     return (Contribution(tile.total(ratio.square() * (length > _NOTHING))),)
 
 

@@ -17,7 +17,7 @@ def take(whole: Whole) -> tuple[Contribution, Contribution]:
     inside = (inside & keys.kept[..., None]).to(columns)[:, None]
     some = whole.counted().any(-1).to(columns)
     return (
-        Contribution((columns[:, :, None] @ inside)[:, :, 0], inside.sum(2) * some[..., None]),
+        Contribution((columns[:, :, None] @ inside)[:, :, 0], inside.sum(2) * some[..., None], fixed=True),
         Contribution(columns.amax(-1), columns.sum(-1)),
     )
 
@@ -39,4 +39,5 @@ RECEIVED = OfWhole(
         ),
     ),
     take=take,
+    of_all=("received_top",),
 )

@@ -1,26 +1,29 @@
 """Weight on special tokens ([CLS], [SEP], BOS)."""
 
-from jaxtyping import Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from multihead.measure.scene import Scene
 from multihead.measure.statistic.contract import Contribution, Missing, OfTile
-from multihead.measure.statistic.vocabulary import look_up
 from multihead.measure.tile import Tile
 from multihead.record import Quantity
 
-
-def prepare(scene: Scene) -> Float[Tensor, "_ kv_len 1"] | Missing:
-    """1 for keys that are special tokens."""
-    if scene.vocabulary is None:
-        return Missing("which tokens are special was not told")
-    found = look_up(scene, scene.vocabulary.special)
-    return found if isinstance(found, Missing) else found[..., None].to(scene.problem.wide)
+NO_IDS = "the keys have no token ids"
 
 
-def take(tile: Tile, facts: Float[Tensor, "_ kv_len 1"]) -> tuple[Contribution]:
-    """The weight of every row on special tokens."""
-    return (Contribution(tile.total(tile.mass(facts[:, tile.cols])[..., 0])),)
+def prepare(scene: Scene) -> Bool[Tensor, "_ kv_len"] | Missing:
+    """Which keys are special tokens."""
+    if scene.special is not None:
+        return scene.special
+    return Missing("which tokens are special was not told" if scene.vocabulary is None else NO_IDS)
+
+
+def take(tile: Tile, facts: Bool[Tensor, "_ kv_len"]) -> tuple[Contribution, ...]:
+    """The weight of every row on special tokens, which all belong to the sink."""
+    special = facts[:, tile.cols].expand(len(tile.content), -1)
+    of_sunk = special[tile.sunk.batch, tile.sunk.key][:, None, None]
+    top = special[:, None].expand(-1, tile.content.shape[1], -1).gather(-1, tile.known.top_key)
+    return Contribution(tile.total(tile.on_sunk(of_sunk))), Contribution(tile.total(top.to(tile.content)))
 
 
 SPECIAL_TOKEN = OfTile(
@@ -30,6 +33,12 @@ SPECIAL_TOKEN = OfTile(
             title="weight on special tokens",
             unit="share",
             formula="mean over rows of sum_j A_ij [key j is a special token]",
+        ),
+        Quantity(
+            name="special_token_argmax",
+            title="largest weight on a special token",
+            unit="share",
+            formula="share of rows whose largest weight (first of equals) is on a special token",
         ),
     ),
     prepare=prepare,

@@ -9,18 +9,20 @@ from torch import Tensor
 
 from multihead.measure.scene import Scene, Target
 from multihead.measure.statistic.contract import Contribution, OfTile
-from multihead.measure.statistic.pairs import hit
-from multihead.measure.tile import Tile, total
+from multihead.measure.statistic.pairs import Found, contributions, hold, pair_quantities
+from multihead.measure.tile import Tile
 from multihead.pattern import Pattern
 from multihead.pattern import distance as at
-from multihead.record import Quantity
 
-DEFAULT_TARGETS: Mapping[str, Target] = MappingProxyType({"previous": at(1), "next": at(-1), "self": at(0)})
-_TITLES = {"previous": "the token before", "next": "the token after", "self": "its own token"}
-
-
-_Found = tuple[Tensor, Tensor, Tensor]
-"""Of each row: weight on its pairs, whether it counts and sees one, whether its largest weight is on one."""
+DEFAULT_TARGETS: Mapping[str, Target] = MappingProxyType(
+    {"previous": at(1), "next": at(-1), "self": at(0), "previous2": at(2)}
+)
+_TITLES = {
+    "previous": "the token before",
+    "next": "the token after",
+    "self": "its own token",
+    "previous2": "the token two before",
+}
 
 
 def target(name: str) -> OfTile[tuple[Pattern, ...]]:
@@ -34,33 +36,15 @@ def target(name: str) -> OfTile[tuple[Pattern, ...]]:
         given = scene.targets[name]
         return (given,) if isinstance(given, Pattern) else tuple(given[document] for document in scene.documents)
 
-    words = _TITLES.get(name, name)
     return OfTile(
-        quantities=(
-            Quantity(
-                name=name,
-                title=f"weight on {words}",
-                unit="share",
-                formula=f"mean of sum_j A_ij [(i, j) in {name}] over rows that see such a key",
-            ),
-            Quantity(
-                name=f"{name}_argmax",
-                title=f"largest weight on {words}",
-                unit="share",
-                formula=f"share of rows whose largest weight (first of equals) is in {name}, of those that see a pair",
-            ),
-        ),
-        prepare=prepare,
-        take=take,
+        quantities=pair_quantities(name, _TITLES.get(name, name), f"(i, j) in {name}"), prepare=prepare, take=take
     )
 
 
-def take(tile: Tile, facts: Sequence[Pattern]) -> tuple[Contribution, Contribution]:
-    """Mass and argmax rate of every row that sees a pair."""
+def take(tile: Tile, facts: Sequence[Pattern]) -> tuple[Contribution, ...]:
+    """What every row that sees a pair gives to its pairs."""
     distance = _single_distance(facts)
-    mass, counted, top = _on_pairs(tile, facts) if distance is None else _at_distance(tile, distance)
-    count = counted.sum(-1, dtype=torch.float64)
-    return Contribution(total(mass, counted), count), Contribution((top & counted).sum(-1, dtype=torch.float64), count)
+    return contributions(tile, _on_pairs(tile, facts) if distance is None else _at_distance(tile, distance))
 
 
 def _single_distance(patterns: Sequence[Pattern]) -> int | None:
@@ -69,24 +53,30 @@ def _single_distance(patterns: Sequence[Pattern]) -> int | None:
     return left if left is not None and right is not None and left == -right else None
 
 
-def _at_distance(tile: Tile, distance: int) -> _Found:
+def _at_distance(tile: Tile, distance: int) -> Found:
     """One key a row, which is found without looking at the others."""
     place = tile.centers() - distance
     asked = (place - tile.cols.start)[:, None]
-    inside = asked.clamp(0, tile.weights.shape[-1] - 1)
+    inside = asked.clamp(0, tile.content.shape[-1] - 1)
     heads, rows = tile.visible.shape[1:3]
     seen = tile.visible.expand(max(tile.visible.shape[0], place.shape[0]), -1, -1, -1)
     seen = seen.gather(-1, inside.expand(len(seen), heads, rows)[..., None])[..., 0] & (asked == inside)
-    return tile.at(place[..., None])[..., 0], tile.counted & seen, tile.known.top_key == asked
+    at_sunk = (
+        asked[tile.sunk.batch if len(asked) > 1 else torch.zeros_like(tile.sunk.batch)] == tile.sunk.key[:, None, None]
+    )
+    at_sunk = at_sunk & tile.sunk.see(tile.visible)
+    return Found(
+        content=tile.at(place[..., None])[..., 0],
+        sunk=tile.on_sunk(at_sunk),
+        seen=seen.long(),
+        seen_sunk=tile.sunk.total(at_sunk.long(), len(tile.content)),
+        top=tile.known.top_key == asked,
+    )
 
 
-def _on_pairs(tile: Tile, patterns: Sequence[Pattern]) -> _Found:
+def _on_pairs(tile: Tile, patterns: Sequence[Pattern]) -> Found:
     cols = _reached(tile, patterns)
-    found = hit(tile, _inside(tile, patterns, cols), cols)
-    asked = tile.known.top_key + (tile.cols.start - cols.start)
-    place = asked.clamp(0, cols.stop - cols.start - 1)
-    inside = found.inside.expand(*place.shape, -1).gather(-1, place[..., None])[..., 0]
-    return found.mass, found.counted, inside & (asked == place)
+    return hold(tile, _inside(tile, patterns, cols), cols)
 
 
 def _reached(tile: Tile, patterns: Sequence[Pattern]) -> slice:

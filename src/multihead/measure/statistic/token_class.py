@@ -1,39 +1,32 @@
 """Weight on each class of tokens."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float64
 from torch import Tensor
 
-from multihead.measure.scene import Scene
-from multihead.measure.statistic.contract import Contribution, Missing, OfTile
-from multihead.measure.statistic.vocabulary import look_up
-from multihead.measure.tile import Tile
+from multihead.measure.scene import Scene, look_up
+from multihead.measure.statistic.contract import Contribution, Missing, OfWhole
+from multihead.measure.tile import Whole
 from multihead.record import Quantity
 
-_WIDTH = 16
+NO_IDS = "the keys have no token ids"
 
 
-def token_class(names: tuple[str, ...]) -> OfTile[Float[Tensor, "_ kv_len classes"]]:
+def token_class(names: tuple[str, ...]) -> OfWhole:
     """The statistic for a list of classes.
 
     Args:
         names: Names of the classes.
     """
 
-    def prepare(scene: Scene) -> Float[Tensor, "_ kv_len classes"] | Missing:
-        if scene.vocabulary is None:
-            return Missing("the classes of tokens were not told")
-        found = look_up(scene, scene.vocabulary.table)
-        if isinstance(found, Missing):
-            return found
-        # Products with 2 to 15 columns take another path in BLAS and are slower than with 16.
-        width = -(-len(names) // _WIDTH) * _WIDTH
-        return torch.nn.functional.one_hot(found, width).to(scene.problem.wide)
+    def take(whole: Whole) -> tuple[Contribution | Missing, ...]:
+        member = _members(whole.scene, len(names))
+        if isinstance(member, Missing):
+            return member, member
+        rows, left = whole.counted().sum(-1, dtype=torch.float64), whole.total(whole.rows.left)
+        return _share(whole.columns, member, rows), _share(whole.content_columns(), member, left)
 
-    def take(tile: Tile, facts: Float[Tensor, "_ kv_len classes"]) -> tuple[Contribution]:
-        return (Contribution(tile.total(tile.mass(facts[:, tile.cols])[..., : len(names)])),)
-
-    return OfTile(
+    return OfWhole(
         quantities=(
             Quantity(
                 name="token_class",
@@ -43,7 +36,32 @@ def token_class(names: tuple[str, ...]) -> OfTile[Float[Tensor, "_ kv_len classe
                 shape=(len(names),),
                 labels=names,
             ),
+            Quantity(
+                name="token_class_content",
+                title="weight by class of token, sink set aside",
+                unit="share",
+                formula="sum of A_ij [key j is of the class] over keys outside of the sink / sum of all A_ij there",
+                shape=(len(names),),
+                labels=names,
+                content_of="token_class",
+            ),
         ),
-        prepare=prepare,
         take=take,
     )
+
+
+def _members(scene: Scene, count: int) -> Float64[Tensor, "_ kv_len classes"] | Missing:
+    """1 where a key is of a class: by its place where that was told, or else by its id."""
+    if scene.vocabulary is None:
+        return Missing("the classes of tokens were not told")
+    classes = scene.classes
+    if classes is None:
+        if scene.keys.ids is None:
+            return Missing(NO_IDS)
+        classes = look_up(scene.keys.ids, scene.vocabulary.table)
+    return torch.nn.functional.one_hot(classes.long(), count).double()
+
+
+def _share(columns: Tensor, member: Tensor, count: Tensor) -> Contribution:
+    sums = columns @ member
+    return Contribution(sums, count[..., None].expand_as(sums))

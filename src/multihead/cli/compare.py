@@ -1,0 +1,81 @@
+"""`multihead compare A B`: two checkups held against each other."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+from multihead.cli.facts import of_comparison
+from multihead.cli.output import Json, tell_json
+from multihead.workflow import Compared, load_checkup
+from multihead.workflow import compare as compare_reports
+
+FLIPPED = 1
+_SHOWN = 20
+
+
+def compare(
+    before: Path,
+    after: Path,
+    /,
+    *,
+    out: Path = Path("comparison"),
+    lang: Literal["en", "zh"] = "en",
+    fail_on_flips: Annotated[bool, Parameter(negative="")] = False,
+    as_json: Json = False,
+) -> int:
+    """Hold two checkups against each other (the command's help is in `multihead.cli`).
+
+    Parameters
+    ----------
+    before
+        Folder of the first checkup, as `multihead checkup --out` wrote it.
+    after
+        Folder of the second.
+    out
+        Folder for the page.
+    lang
+        Language of the page: en or zh.
+    fail_on_flips
+        Exit with 1 if a head looks like something else and neither of its labels is near a threshold.
+    as_json
+        Print one JSON document.
+    """
+    compared = compare_reports(load_checkup(before), load_checkup(after))
+    page = compared.save(out, lang=lang)
+    if as_json:
+        tell_json(of_comparison(compared, page=page))
+    else:
+        _tell(compared, page)
+    return FLIPPED if fail_on_flips and any(flip.sure for flip in compared.comparison.flips) else 0
+
+
+def _tell(compared: Compared, page: Path) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    found = compared.comparison
+    names = f"{compared.before.record.model.name} and {compared.after.record.model.name}"
+    console.print(f"{names}: {len(found.flips)} of {len(found.heads)} heads look like something else", markup=False)
+    if not found.same_documents:
+        console.print("note: they were measured on different documents", markup=False)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for flip in found.flips[:_SHOWN]:
+        near = "" if flip.sure else "(near a threshold)"
+        table.add_row(str(flip.before.head), flip.before.word, "->", flip.after.word, near)
+    console.print(table)
+    if len(found.flips) > _SHOWN:
+        console.print(f"and {len(found.flips) - _SHOWN} more on the page", markup=False)
+    moved = Table(box=None, pad_edge=False)
+    for column in ("statistic", "on the", "heads apart", "moved most", "from", "to"):
+        moved.add_column(column)
+    for drift in sorted(found.drifts, key=lambda d: -int(d.apart.sum()))[:_SHOWN]:
+        change = np.nan_to_num(np.abs(drift.change), nan=0.0)
+        most = int(change.argmax())
+        if change[most] > 0:
+            ends = (f"{drift.before[most]:.3g}", f"{drift.after[most]:.3g}")
+            moved.add_row(drift.quantity.name, drift.part, str(int(drift.apart.sum())), str(found.heads[most]), *ends)
+    if moved.rows:
+        console.print(moved)
+    console.print(f"\npage: {page}", markup=False)

@@ -1,0 +1,99 @@
+"""Are the weight files of a folder whole? Told from their headers, before anything is loaded."""
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from multihead.error import MultiheadError
+
+_INDEX = "model.safetensors.index.json"
+_WHOLE = "model.safetensors"
+_POINTER = b"version https://git-lfs"
+_LENGTH = 8
+_SHOWN = 3
+_AGAIN = "get the file again: the copy or the download did not finish"
+
+
+def check_files(folder: Path) -> None:
+    """Refuse a folder whose safetensors files are missing, cut off, or stand-ins for the real ones.
+
+    A safetensors file begins with the length of its header (8 bytes), then the header, JSON with the place of each
+    tensor behind it; so its own first bytes tell how long it must be. An index names the files of a model in parts.
+
+    Args:
+        folder: Holds `*.safetensors`, or none.
+
+    Raises:
+        MultiheadError: A file that the index names is not there; a file is shorter than its header says; it is a
+            pointer of Git LFS; the index is damaged.
+
+    Example:
+        >>> check_files(Path("."))
+    """
+    named = _named(folder / _INDEX) if (folder / _INDEX).is_file() else ()
+    missing = [name for name in named if not (folder / name).is_file()]
+    if missing:
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        raise MultiheadError(
+            asked=f"the weights in {folder}, {len(named)} files named by {_INDEX}",
+            arrived=f"{len(missing)} of them are not there: {', '.join(missing[:_SHOWN])}{more}",
+            remedy="get the missing files, or the whole folder again",
+        )
+    found = sorted(file.name for file in folder.glob("*.safetensors"))
+    # Beside the model's own file others may lie that nobody reads.
+    for name in named or ([_WHOLE] if _WHOLE in found else found):
+        _check(folder / name)
+
+
+def _named(index: Path) -> tuple[str, ...]:
+    """The files an index names, in order."""
+    try:
+        told = json.loads(index.read_text(encoding="utf-8"))
+        files = set(cast(Mapping[str, str], told["weight_map"]).values())
+        # A name with folders in it would lead out of this one.
+        if not files or any(Path(name).name != name for name in files):
+            raise ValueError("weight_map names no files of this folder")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
+        raise MultiheadError(
+            asked=f"the list of weight files in {index}",
+            arrived=f"{type(fault).__name__}: {fault}",
+            remedy=_AGAIN,
+        ) from fault
+    return tuple(sorted(files))
+
+
+def _check(file: Path) -> None:
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            start = opened.read(_LENGTH)
+            pointer = (start + opened.read(len(_POINTER) - _LENGTH)) == _POINTER
+            opened.seek(_LENGTH)
+            length = struct.unpack("<Q", start)[0] if len(start) == _LENGTH else 0
+            header = opened.read(min(length, size)) if not pointer else b""
+    except OSError as fault:
+        raise _broken(file, str(fault.strerror), "give yourself the right to read the file") from fault
+    if pointer:
+        raise _broken(
+            file, f"a pointer of Git LFS of {size} bytes, not the weights", "run `git lfs pull` in the folder"
+        )
+    if len(header) < length or not length:
+        raise _broken(file, f"{size} bytes; its header alone has {length or 'none'}", _AGAIN)
+    due = _LENGTH + length + _end(file, header)
+    if size < due:
+        raise _broken(file, f"{size} bytes of {due}: it is cut off", _AGAIN)
+
+
+def _end(file: Path, header: bytes) -> int:
+    """Where the last tensor ends, counted from the end of the header."""
+    try:
+        told = cast(Mapping[str, Mapping[str, list[int]]], json.loads(header))
+        return max((int(told[name]["data_offsets"][1]) for name in told if name != "__metadata__"), default=0)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as fault:
+        raise _broken(file, f"a header that is none: {type(fault).__name__}: {str(fault)[:80]}", _AGAIN) from fault
+
+
+def _broken(file: Path, arrived: str, remedy: str) -> MultiheadError:
+    return MultiheadError(asked=f"the weights in {file}", arrived=arrived, remedy=remedy)

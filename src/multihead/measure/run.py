@@ -1,0 +1,29 @@
+"""How a run of `observe` goes: which rows are measured, what is kept on disk meanwhile, and who is told."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Run:
+    """How a run goes; nothing of it changes what is measured but `rows` and `seed`.
+
+    Args:
+        rows: Query rows to measure of every longer call, 64 or more, rounded down to a multiple of 16; None for all.
+        seed: Which rows are drawn; the same seed draws the same rows of the same documents.
+        journal: Folder that keeps what every batch brought, so that a run that was ended by force can be begun again
+            and goes on: its record is, bit for bit, that of a run that was not. `discard_journal` deletes it.
+        on_batch: Called with the index of each batch when it is finished, also where the journal held it.
+        on_document: Called with the index of each document when it is finished.
+
+    Example:
+        >>> Run(rows=512).seed
+        0
+    """
+
+    rows: int | None = None
+    seed: int = 0
+    journal: Path | None = None
+    on_batch: Callable[[int], None] | None = None
+    on_document: Callable[[int], None] | None = None

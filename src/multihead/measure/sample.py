@@ -1,0 +1,207 @@
+"""Some query rows in place of all: drawn in groups, of which each is a picture of the whole call."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int
+from torch import Tensor
+
+from multihead.attend import Problem
+from multihead.error import MultiheadError
+from multihead.measure.block import Block, Taken, cut_blocks, restrict
+from multihead.measure.scene import Scene
+from multihead.measure.statistic.contract import Contribution, Missing, OfWhole, Statistic
+from multihead.measure.sweep import columns_of, combined, folds_of, sight_of, sweep_blocks
+from multihead.measure.tile import Whole
+from multihead.measure.weigh import FLOOR, Rows
+from multihead.record import GROUPS
+
+LEAST_ROWS = 4 * GROUPS
+"""Fewer rows would leave groups of fewer than 4."""
+
+NEEDS_ALL = "only some rows were measured, and these do not tell it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampler:
+    """Which rows are measured.
+
+    Args:
+        rows: Query rows of a call, rounded down to a multiple of `GROUPS`, at least `LEAST_ROWS`.
+        seed: Another seed draws other rows.
+    """
+
+    rows: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rows < LEAST_ROWS:
+            raise MultiheadError(
+                asked=f"to measure {LEAST_ROWS} or more query rows of every call",
+                arrived=f"rows={self.rows}",
+                remedy=f"pass rows={LEAST_ROWS} or more, or None for all of them",
+            )
+
+    @property
+    def measured(self) -> int:
+        """Rows that are measured of a longer call."""
+        return self.rows // GROUPS * GROUPS
+
+    def draw(self, length: int, key: str) -> Int[Tensor, "groups each"]:
+        """Rows of a call, one of every stratum for each group.
+
+        The strata are neighbouring rows, of equal numbers up to 1; chance says which are the longer ones.
+
+        Args:
+            length: Rows of the call, more than are measured.
+            key: What tells the call from others of the run; the same key draws the same rows.
+        """
+        digest = hashlib.sha256(f"{self.seed}|{key}".encode()).digest()
+        random = np.random.default_rng(int.from_bytes(digest[:8], "big"))
+        strata = self.measured // GROUPS
+        sizes = np.full(strata, length // strata)
+        sizes[random.choice(strata, length % strata, replace=False)] += 1
+        starts = np.cumsum(sizes) - sizes
+        drawn = [s + random.choice(n, GROUPS, replace=False) for s, n in zip(starts, sizes, strict=True)]
+        return torch.from_numpy(np.stack(drawn, axis=1))
+
+
+def is_worth_it(problem: Problem, rows: int) -> bool:
+    """Whether some rows cost less than all: a narrow window makes many rows cheap.
+
+    Args:
+        problem: The call.
+        rows: How many would be measured; each of them is held against all keys.
+    """
+    if problem.q_len <= rows:
+        return False
+    pairs = 0
+    for cut in cut_blocks(problem.q_len):
+        cols = columns_of(problem, cut)
+        pairs += (cut.stop - cut.start) * (cols.stop - cols.start)
+    return pairs > rows * problem.kv_len
+
+
+def sample_block(scene: Scene, statistics: Sequence[Statistic], drawn: Int[Tensor, "groups each"]) -> Block:
+    """What a whole call brings, told from some of its rows.
+
+    Sums and counts are those of the drawn rows, times rows / drawn rows. With T_g the total of group g, G groups of n
+    rows in all of N, the variance of such a sum is (N / n)^2 G var(T) (1 - n / N). Statistics of outputs are taken of
+    all rows.
+
+    Args:
+        scene: The call.
+        statistics: What to take.
+        drawn: The rows of each group.
+    """
+    groups, each = drawn.shape
+    some = restrict(scene, drawn.flatten().to(scene.problem.q.device))
+    by_row = [s for s in statistics if not (isinstance(s, OfWhole) and s.outputs)]
+    cuts = [slice(start, start + each) for start in range(0, groups * each, each)]
+    parts = list(sweep_blocks(some, by_row, cuts=cuts))
+    estimate = _Estimate(length=scene.problem.q_len, drawn=groups * each)
+    folds = folds_of(by_row)
+    whole_only = {name for s in by_row if isinstance(s, OfWhole) for name in s.of_all}
+    taken: dict[str, Contribution | Missing] = {}
+    spread: dict[str, Tensor] = {}
+    for name, fold in folds.items():
+        found = [part.taken[name] for part in parts]
+        totals = [one for one in found if isinstance(one, Contribution)]
+        if name in whole_only or len(totals) < len(found):
+            taken[name] = next((one for one in found if isinstance(one, Missing)), Missing(NEEDS_ALL))
+        elif fold == "max":
+            taken[name], spread[name] = estimate.largest(totals, ceiling(scene.problem))
+        else:
+            taken[name], spread[name] = estimate.total(totals)
+    wholes = tuple(whole for part in parts for whole in part.wholes)
+    exact = _of_outputs(scene, statistics, wholes[0].rows)
+    return Block(wholes=wholes, taken=taken | dict(exact), spread=spread)
+
+
+def ceiling(problem: Problem) -> Float64[Tensor, " heads"]:
+    """What no score of a head can exceed: scale |q| |k|, capped, and the largest bias."""
+    q = problem.q.double().norm(dim=-1).amax((0, 2))
+    k = problem.k.double().norm(dim=-1).amax((0, 2)).repeat_interleave(problem.group)
+    most = abs(problem.scale) * q * k
+    if problem.softcap is not None:
+        most = problem.softcap * torch.tanh(most / problem.softcap)
+    if problem.bias is None:
+        return most
+    if isinstance(problem.bias, Tensor):
+        bias = problem.bias.double()
+        return most + bias.masked_fill(bias <= FLOOR, -torch.inf).amax((0, 2, 3)).clamp(min=0.0)
+    return torch.full_like(most, torch.inf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Estimate:
+    """From groups of rows to all rows.
+
+    Args:
+        length: All rows.
+        drawn: Rows that were drawn.
+    """
+
+    length: int
+    drawn: int
+
+    def total(self, parts: Sequence[Contribution]) -> tuple[Contribution, Tensor]:
+        """Sums and counts over all rows, with their variances, covariance and what was counted."""
+        sums, counts = torch.stack([p.sum for p in parts]), torch.stack([_count(p) for p in parts])
+        fixed, scale = parts[0].fixed, self.length / self.drawn
+        factor = scale**2 * len(parts) * (1 - self.drawn / self.length) / (len(parts) - 1)
+        off = sums - sums.mean(0)
+        off_count = torch.zeros_like(counts) if fixed else counts - counts.mean(0)
+        variances = [factor * (a * b).sum(0) for a, b in ((off, off), (off_count, off_count), (off, off_count))]
+        count = counts.amax(0) if fixed else scale * counts.sum(0)
+        part = Contribution(scale * sums.sum(0), count, fixed=fixed)
+        return part, torch.stack([*variances, count / scale], 1)
+
+    def largest(self, parts: Sequence[Contribution], most: Float64[Tensor, " heads"]) -> tuple[Contribution, Tensor]:
+        """The largest value of the rows that were drawn, and in the place of a variance what no row can exceed."""
+        counts = torch.stack([_count(p) for p in parts])
+        held = torch.where(counts > 0, torch.stack([p.sum for p in parts]), -torch.inf).amax(0)
+        seen = counts.sum(0)
+        largest = torch.where(seen > 0, held, 0.0)
+        bound = torch.maximum(most.expand_as(largest).to(largest), largest)
+        none = torch.zeros_like(largest)
+        scale = self.length / self.drawn
+        return Contribution(largest, scale * seen), torch.stack([bound, none, none, seen], 1)
+
+
+def _count(part: Contribution) -> Tensor:
+    assert part.count is not None, "the sweep fills in every count"
+    return part.count
+
+
+def _of_outputs(scene: Scene, statistics: Sequence[Statistic], like: Rows) -> Taken:
+    """Statistics of outputs, of every row."""
+    wanted = [s for s in statistics if isinstance(s, OfWhole) and s.outputs]
+    if not wanted:
+        return {}
+    batch, heads, kv_len = scene.problem.batch, scene.problem.heads, scene.problem.kv_len
+    columns = torch.full((batch, heads, kv_len), torch.nan, dtype=torch.float64, device=scene.problem.q.device)
+    taken: Taken = {}
+    folds = folds_of(wanted)
+    for cut in cut_blocks(scene.problem.q_len):
+        _, visible = sight_of(scene, cut, columns_of(scene.problem, cut))
+        rows = _only_sees(like, visible.sum(-1).expand(batch, heads, cut.stop - cut.start))
+        whole = Whole(scene=restrict(scene, cut), rows=rows, columns=columns, leaks=False)
+        found: dict[str, Contribution | Missing] = {}
+        for statistic in wanted:
+            found |= dict(zip((q.name for q in statistic.quantities), statistic.take(whole), strict=True))
+        taken = combined(taken, found, folds)
+    return taken
+
+
+def _only_sees(like: Rows, sees: Int[Tensor, "batch heads rows"]) -> Rows:
+    """Rows of which nothing is known but how many keys they see: NaN stands for every number that is not."""
+
+    def unknown(given: Tensor) -> Tensor:
+        fill = torch.nan if given.is_floating_point() else given.dtype == torch.bool
+        return torch.full(sees.shape, fill, dtype=given.dtype, device=given.device)
+
+    return replace(Rows(**{f.name: unknown(getattr(like, f.name)) for f in fields(Rows)}), sees=sees)

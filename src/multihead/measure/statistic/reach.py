@@ -1,0 +1,196 @@
+"""How far a head reaches: weight at each small distance, by distance in bins of doubling width, and what 90 % span."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multihead.measure.scene import Scene
+from multihead.measure.statistic.contract import Contribution, OfTile
+from multihead.measure.tile import Tile
+from multihead.record import Quantity
+
+FARTHEST = 16
+OFFSETS = range(-FARTHEST, FARTHEST + 1)
+"""Distances that are told one by one."""
+
+OCTAVES = 15
+"""Bins on each side: distances 1, 2-3, 4-7, ..., 2^k to 2^(k+1) - 1, ..., and all from 2^14 on."""
+
+REACHED = 0.9 - 1e-5
+"""Share of the weight that counts as 90 %: weights that make 90 % exactly must not miss it by a rounding error."""
+
+_NEAR = FARTHEST.bit_length() - 1
+"""Octaves that lie within the distances told one by one."""
+
+_SINGLE = FARTHEST
+
+
+def _labels(word: str) -> list[str]:
+    spans = [(2**k, 2 ** (k + 1) - 1) for k in range(OCTAVES - 1)]
+    named = [f"{word} {low}" if low == high else f"{word} {low}-{high}" for low, high in spans]
+    return [*named, f"{word} {2 ** (OCTAVES - 1)}+"]
+
+
+LABELS = (*reversed(_labels("ahead")), "self", *_labels("back"))
+SELF = OCTAVES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Facts:
+    """What the tiles need.
+
+    Args:
+        offsets: The distances told one by one, ahead first.
+        edges: Edges of the bins beyond them as key - query, rising: bin b holds the keys from edge b to edge b + 1 - 1.
+        lows: For `span90` the nearest distance of each of its bins.
+        widths: And how much farther the farthest one is.
+    """
+
+    offsets: Int[Tensor, " offsets"]
+    edges: Int[Tensor, " edges"]
+    lows: Float[Tensor, " bins"]
+    widths: Float[Tensor, " bins"]
+
+
+def prepare(scene: Scene) -> Facts:
+    """The distances and the edges of the bins."""
+    device = scene.problem.q.device
+    near = torch.tensor([2**k for k in range(_NEAR, OCTAVES)], device=device)
+    far = near.new_tensor([2**60])
+    lows = torch.cat([torch.arange(_SINGLE, device=device), near]).to(scene.problem.wide)
+    return Facts(
+        offsets=torch.arange(-FARTHEST, FARTHEST + 1, device=device),
+        edges=torch.cat([-far, 1 - near.flip(0), near, far]),
+        lows=lows,
+        widths=torch.where(lows < _SINGLE, 0.0, lows - 1),
+    )
+
+
+def take(tile: Tile, facts: Facts) -> tuple[Contribution, ...]:
+    """Every row's weight at each small distance and on each bin, and how far it reaches."""
+    centers = tile.centers()
+    offsets = tile.at(centers[..., None] - facts.offsets)
+    bins = _bins(tile, offsets, facts)
+    sunk = _distances(tile)
+    all_offsets = _with(tile, offsets, sunk + FARTHEST, inside=sunk.abs() <= FARTHEST)
+    all_bins = _with(tile, bins, _bin_of(sunk), inside=torch.ones_like(sunk, dtype=torch.bool))
+    left = tile.total(tile.known.left)
+    return (
+        Contribution(tile.total(all_offsets)),
+        _of_left(tile.total(offsets), left),
+        Contribution(tile.total(all_bins)),
+        _of_left(tile.total(bins), left),
+        Contribution(tile.total(_span(all_offsets, all_bins, facts))),
+        Contribution(tile.total(_span(offsets, bins, facts) * tile.known.left), left),
+    )
+
+
+def _of_left(sums: Tensor, left: Tensor) -> Contribution:
+    return Contribution(sums, left[..., None].expand_as(sums))
+
+
+def _bins(tile: Tile, offsets: Tensor, facts: Facts) -> Tensor:
+    """The weight of every row on each bin, farthest back first in place: ahead to back, as `LABELS`."""
+    # Keys rise from far back to far ahead, query - key falls.
+    far = tile.upto(tile.centers()[..., None] + facts.edges).diff(dim=-1).flip(-1).clamp(min=0.0).to(offsets)
+    middle = [offsets[..., FARTHEST + low : FARTHEST + 2 * low].sum(-1) for low in (1, 2, 4, 8)]
+    ahead = [offsets[..., FARTHEST + 1 - 2 * low : FARTHEST + 1 - low].sum(-1) for low in (1, 2, 4, 8)]
+    near = torch.stack([*reversed(ahead), offsets[..., FARTHEST], *middle], -1)
+    count = OCTAVES - _NEAR
+    return torch.cat([far[..., :count], near, far[..., count + 1 :]], -1)
+
+
+def _distances(tile: Tile) -> Int[Tensor, "sunk rows"]:
+    """Distance of every row from each key of the sink."""
+    centers = tile.centers().expand(len(tile.content), -1)
+    return centers[tile.sunk.batch] - tile.sunk.key[:, None] - tile.cols.start
+
+
+def _bin_of(distances: Tensor) -> Tensor:
+    """Place among the bins: 0 is farthest ahead."""
+    # The exponent of a number tells its octave exactly.
+    octave = torch.frexp(distances.abs().clamp(min=1).double())[1] - 1
+    return SELF + distances.sign() * (1 + octave.clamp(max=OCTAVES - 1)) * (distances != 0)
+
+
+def _with(tile: Tile, sums: Tensor, place: Tensor, *, inside: Tensor) -> Tensor:
+    """Some sums of every row with the weights on the sink added, each at its place."""
+    batch = torch.zeros_like(tile.sunk.batch)[:, None, None] + tile.sunk.batch[:, None, None]
+    head = torch.arange(sums.shape[1], device=sums.device)[:, None]
+    row = torch.arange(sums.shape[2], device=sums.device)
+    at = (batch, head, row, place.clamp(0, sums.shape[-1] - 1)[:, None])
+    return sums.index_put(at, tile.sunk.weights * inside[:, None], accumulate=True)
+
+
+def _span(offsets: Tensor, bins: Tensor, facts: Facts) -> Tensor:
+    """For every row the distance within which 90 % of its weight lies."""
+    single = offsets[..., FARTHEST:-1].clone()
+    single[..., 1:] += offsets[..., 1:FARTHEST].flip(-1)
+    back, ahead = bins[..., SELF + 1 + _NEAR :], bins[..., : SELF - _NEAR].flip(-1)
+    masses = torch.cat([single, back + ahead], -1)
+    reached = masses.cumsum(-1)
+    wanted = REACHED * reached[..., -1:]
+    place = (reached < wanted).sum(-1, keepdim=True).clamp(max=masses.shape[-1] - 1)
+    mass = masses.gather(-1, place)
+    share = (wanted - reached.gather(-1, place) + mass) / mass.clamp(min=torch.finfo(mass.dtype).tiny)
+    return (facts.lows[place] + facts.widths[place] * share.clamp(0, 1))[..., 0]
+
+
+REACH = OfTile(
+    quantities=(
+        Quantity(
+            name="offsets",
+            title="weight by offset",
+            unit="share",
+            formula="mean over rows of A_i,i-o, o = query - key from -16 (ahead) to 16 (back); 0 without such a key",
+            shape=(len(OFFSETS),),
+            labels=tuple(str(o) for o in OFFSETS),
+        ),
+        Quantity(
+            name="offsets_content",
+            title="weight by offset, sink set aside",
+            unit="share",
+            formula="sum over rows of A_i,i-o [i-o outside of the sink] / sum of all A_ij outside of the sink",
+            shape=(len(OFFSETS),),
+            labels=tuple(str(o) for o in OFFSETS),
+            content_of="offsets",
+        ),
+        Quantity(
+            name="distance_histogram",
+            title="weight by distance",
+            unit="share",
+            formula="mean over rows of the weight on keys at distance 1, 2-3, 4-7, ..., 2^14 and more, either way",
+            shape=(len(LABELS),),
+            labels=LABELS,
+        ),
+        Quantity(
+            name="distance_histogram_content",
+            title="weight by distance, sink set aside",
+            unit="share",
+            formula="the same over keys outside of the sink / sum of all A_ij outside of the sink",
+            shape=(len(LABELS),),
+            labels=LABELS,
+            content_of="distance_histogram",
+        ),
+        Quantity(
+            name="span90",
+            title="distance that holds 90 % of the weight",
+            unit="tokens",
+            formula=(
+                "mean over rows of the smallest w with sum_j A_ij [|i - j| <= w] >= 0.9 sum_j A_ij; exact up to 15, beyond "
+                "it w = low + (high - low) x the share of the octave's weight that is needed, octave 2^k to 2^(k+1) - 1"
+            ),
+        ),
+        Quantity(
+            name="span90_content",
+            title="distance that holds 90 % of the weight, sink set aside",
+            unit="tokens",
+            formula="the same over keys outside of the sink, each row counting by the weight it has there",
+            content_of="span90",
+        ),
+    ),
+    prepare=prepare,
+    take=take,
+)

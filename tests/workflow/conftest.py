@@ -1,0 +1,3 @@
+from corpus.conftest import minilm
+
+__all__ = ["minilm"]
