@@ -14,7 +14,7 @@ from multihead.record.heads import Array
 from multihead.report.number import cut
 from multihead.report.part import Part
 
-A_HEAD = 1300
+A_HEAD = 2500
 """Bytes of links a head may bring to the page."""
 WORDS = 9_000
 """Bytes of the words of all examples together."""

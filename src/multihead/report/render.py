@@ -106,7 +106,7 @@ def render_page(record: CheckupRecord, *, lang: str = "en") -> str:
     room = BASE + A_HEAD * len(record.texts.heads) - len(page.encode())
     data = to_json(add_examples(payload, parts, stacks, judgement, room=room))
     # Texts from outside are escaped, so this place is found in no other.
-    return page.replace(_DATA, f'{_DATA.removesuffix("</script>")}{data}</script>', 1)
+    return page.replace(_DATA, f"{_DATA.removesuffix('</script>')}{data}</script>", 1)
 
 
 def _cells(record: CheckupRecord, judgement: Judgement, speech: Speech) -> list[Cell]:
