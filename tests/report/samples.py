@@ -337,7 +337,14 @@ def make_record(
     layers=3, heads=4, *, causal=False, group=1, stacks=("",), seed=0, repeats=True, name="sample-base",
     complete=True, notes=(), documents=TEXTS, old=False,
 ):  # fmt: skip
-    """A record of a made-up model; the seed decides everything."""
+    """A record of a made-up model; the seed decides everything, so each is made once."""
+    return _made(
+        layers, heads, causal, group, tuple(stacks), seed, repeats, name, complete, tuple(notes), tuple(documents), old
+    )
+
+
+@functools.lru_cache(maxsize=40)
+def _made(layers, heads, causal, group, stacks, seed, repeats, name, complete, notes, documents, old):
     rng = np.random.default_rng(seed)
     addresses = [HeadAddress(s, layer, head) for s in stacks for layer in range(layers) for head in range(heads)]
     kv = [a.head // group for a in addresses]

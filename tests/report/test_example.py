@@ -60,8 +60,8 @@ def with_examples(*examples, repeats=(), heads=1):
     )
 
 
-def chosen(record):
-    return choose_examples(parts_of(record), judge(record))
+def chosen(record, room=100_000):
+    return choose_examples(parts_of(record), judge(record), room=room)
 
 
 def test_links_are_kept_with_their_weights(seed):
@@ -123,8 +123,9 @@ def test_what_does_not_fit_is_left_out_but_not_the_repeats():
     assert 1 < len(shown) < 10
     assert sum(len(one.data) for one in shown) * 4 / 3 <= A_HEAD
     pictured = example("abcd", {}, grid=(2, 2), picture=b"x" * 20_000)
-    assert chosen(with_examples(pictured))[0] == []
-    assert len(chosen(with_examples(pictured, heads=20))[0]) == 1
+    assert chosen(with_examples(pictured), room=26_000)[0] == []
+    assert len(chosen(with_examples(pictured), room=28_000)[0]) == 1
+    assert chosen(record, room=0) == ([], [-1])
 
 
 def test_an_example_is_told_with_its_document(seed):

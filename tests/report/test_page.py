@@ -102,6 +102,14 @@ def test_the_page_of_a_thousand_heads_stays_small():
     assert len(thousand_heads().encode()) <= 150_000 + 5_500 * 1_000
 
 
+def test_pictures_take_what_room_is_left(seed):
+    record = make_record(3, 4, seed=seed)
+    big = tuple(replace(e, picture=bytes(40_000)) for e in record.texts.examples)
+    page = render_page(replace(record, texts=replace(record.texts, examples=big)))
+    assert len(page.encode()) <= 150_000 + 5_500 * 12
+    assert len(data_of(page)["examples"]) < len(data_of(render_page(record))["examples"])
+
+
 def test_texts_of_any_length_are_cut():
     long = "\U0001f642word " * 20_000
     record, plain = make_record(3, 4), make_record(3, 4).texts

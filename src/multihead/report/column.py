@@ -24,7 +24,6 @@ FIRST = (
     ("repeats", ("same_token",)),
     ("repeats", ("induction",)),
     ("texts", ("output_ratio",)),
-    ("texts", ("effective_rank",)),
     ("texts", ("nearest",)),
 )
 """The numbers shown first, in order; of those in one bracket the first that was measured."""

@@ -14,15 +14,15 @@ from multihead.record.heads import Array
 from multihead.report.number import cut
 from multihead.report.part import Part
 
-A_HEAD = 1300
+A_HEAD = 2500
 """Bytes of links a head may bring to the page."""
-PICTURES, PICTURES_A_HEAD = 16_000, 1_500
-"""Bytes of pictures, as text, a page may hold: so many, and so many more a head."""
 WORDS = 9_000
 """Bytes of the words of all examples together."""
 LONGEST = 40
 """Characters of one word that are shown."""
 _LINKS = 5
+_FRAME = 500
+"""Bytes that the other facts of an example take at most."""
 _LEAST, _LEAST_ASIDE, _LEFT = 0.03, 0.08, 0.1
 """Links under 3 % of the weight, and under 8 % of what is off the sink, are left out."""
 _OF_REPEATS = frozenset({"induction", "same"})
@@ -46,16 +46,17 @@ class Shown:
     data: bytes
 
 
-def choose_examples(parts: Sequence[Part], judgement: Judgement) -> tuple[list[Shown], list[int]]:
+def choose_examples(parts: Sequence[Part], judgement: Judgement, *, room: int) -> tuple[list[Shown], list[int]]:
     """The examples that fit, and for each head the one that shows it best (-1 without any).
 
     Args:
         parts: The parts of the record.
         judgement: What the heads look like.
+        room: Bytes that they may take on the page.
     """
     offered = [_pack(part, example) for part in parts for example in part.statistics.examples]
     heads = len(parts[0].rows)
-    fits = _fitting([one for one in offered if one.example.queries], room=PICTURES + PICTURES_A_HEAD * heads)
+    fits = _fitting([one for one in offered if one.example.queries], room=room)
     best, most = [-1] * heads, [-np.inf] * heads
     for number, shown in enumerate(fits):
         for row, head in enumerate(shown.heads):
@@ -91,21 +92,22 @@ def describe(shown: Shown, stacks: Sequence[str]) -> dict[str, object]:
 
 
 def _fitting(offered: Sequence[Shown], *, room: int) -> list[Shown]:
-    """In order, but one of the repeats first, as long as links, words and pictures have room."""
+    """In order, but one of the repeats first, as long as there is room."""
     order = sorted(range(len(offered)), key=lambda i: (i != _first_repeat(offered), i))
-    used: dict[str, float] = {}
-    pictures = words = 0
+    links_of: dict[str, float] = {}
+    words = 0
     chosen: list[int] = []
     for i in order:
         one = offered[i].example
-        links = 4 / 3 * len(offered[i].data) / max(1, len(one.heads))
-        size = 4 * len(one.picture or b"") // 3
+        packed = 4 * len(offered[i].data) // 3
         told = one.queries if one.keys == one.queries else (*one.queries, *one.keys)
         text = sum(len(json.dumps(cut(word, LONGEST))) + 1 for word in told)
-        if used.get(one.stack, 0) + links > A_HEAD or pictures + size > room or words + text > WORDS:
+        whole = packed + text + 4 * len(one.picture or b"") // 3 + 5 * len(one.heads) + _FRAME
+        links = packed / max(1, len(one.heads))
+        if links_of.get(one.stack, 0) + links > A_HEAD or words + text > WORDS or whole > room:
             continue
-        used[one.stack] = used.get(one.stack, 0) + links
-        pictures, words = pictures + size, words + text
+        links_of[one.stack] = links_of.get(one.stack, 0) + links
+        words, room = words + text, room - whole
         chosen.append(i)
     return [offered[i] for i in sorted(chosen)]
 

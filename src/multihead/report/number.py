@@ -6,7 +6,7 @@ from multihead.measure.role.printed import settle
 
 MISSING = "–"
 SHARES = frozenset({"share"})
-BARE = frozenset({"share", "ratio", "norm", "logit", "weight", "dimensions", "keys", "1", ""})
+BARE = frozenset({"share", "ratio", "norm", "logit", "weight", "dimensions", "directions", "keys", "1", ""})
 """Units that are not written behind a number: it carries its own, or the title says what it is."""
 
 

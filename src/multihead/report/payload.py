@@ -69,8 +69,6 @@ def build_payload(
         for i, address in enumerate(record.texts.heads)
     ]
     first = judgement.strongest()
-    shown, best = choose_examples(parts, judgement)
-    names = [stack.name for stack in stacks]
     return {
         "words": speech.of_script(),
         "sink": list(sink),
@@ -88,9 +86,17 @@ def build_payload(
         "stats": _stats(columns, speech),
         "map": _map(parts[0], many=len(heads) > MANY),
         "arrays": {q.name: _array(q, parts[0], speech) for q in parts[0].statistics.quantities if len(q.shape) == 1},
-        "examples": [describe(one, names) for one in shown],
-        "best": best,
     }
+
+
+def add_examples(
+    payload: dict[str, object], parts: Sequence[Part], stacks: Sequence[Stack], judgement: Judgement, *, room: int
+) -> dict[str, object]:
+    """The payload with the examples that fit into so many bytes."""
+    used = len(to_json({**payload, "examples": [], "best": [-1] * len(judgement.rule)}))
+    shown, best = choose_examples(parts, judgement, room=room - used)
+    names = [stack.name for stack in stacks]
+    return {**payload, "examples": [describe(one, names) for one in shown], "best": best}
 
 
 def to_json(payload: dict[str, object]) -> str:

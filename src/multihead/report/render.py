@@ -10,7 +10,7 @@ from multihead.report.column import Column, columns_of
 from multihead.report.layout import arrange, is_deep, style_pictures, style_sizes
 from multihead.report.number import MISSING, cut, show
 from multihead.report.part import Part, parts_of
-from multihead.report.payload import build_payload, maps_of, to_json
+from multihead.report.payload import add_examples, build_payload, maps_of, to_json
 from multihead.report.shell import SCRIPTS, Cell, join_scripts, page_file, policy, template
 from multihead.report.speech import Speech, load_speech
 from multihead.report.words import (
@@ -27,6 +27,9 @@ from multihead.report.words import (
     write_sentence,
 )
 
+BASE, A_HEAD = 150_000, 5_500
+"""Bytes of a page at most: so many, and so many more a head."""
+_DATA = '<script type="application/json" id="data"></script>'
 DOCUMENTS_NAMED = 40
 """Documents named at the foot of the page before the rest is only counted."""
 
@@ -64,7 +67,7 @@ def render_page(record: CheckupRecord, *, lang: str = "en") -> str:
     script = join_scripts(*SCRIPTS)
     tabled = [column for column in columns if column.first]
     starts = pick_starts(judgement, parts, speech)
-    return template("page.html.jinja").render(
+    page = template("page.html.jinja").render(
         w=speech,
         record=record,
         model=cut(record.model.name, 200),
@@ -97,9 +100,13 @@ def render_page(record: CheckupRecord, *, lang: str = "en") -> str:
         named=DOCUMENTS_NAMED,
         style=Markup(style),
         script=script,
-        data=Markup(to_json(build_payload(record, parts, stacks, judgement, columns, speech, sink))),
         policy=policy(style, script),
     )
+    payload = build_payload(record, parts, stacks, judgement, columns, speech, sink)
+    room = BASE + A_HEAD * len(record.texts.heads) - len(page.encode())
+    data = to_json(add_examples(payload, parts, stacks, judgement, room=room))
+    # Texts from outside are escaped, so this place is found in no other.
+    return page.replace(_DATA, f"{_DATA.removesuffix('</script>')}{data}</script>", 1)
 
 
 def _cells(record: CheckupRecord, judgement: Judgement, speech: Speech) -> list[Cell]:

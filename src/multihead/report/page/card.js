@@ -17,7 +17,7 @@ function onTheLeft(h) {                        // [title, note, what draws it]
   const all = allHeads(h), out = [], [profile, along, against] = ["profile", "line", "length"].map(charted);
   if (profile) out.push([t("s.profile"), t("s.profile.line", {heads: all}), w => bars(profile, h, w)]);
   if (along) out.push([t("s.entropy"), t("s.entropy.note", {unit: along.word}), w => line(along, h, w)]);
-  if (against) out.push([t("s.length"), t("s.length.note", {unit: against.word}), w => length(against, h, w)]);
+  if (against && octaves(against, h).length > 1) out.push([t("s.length"), t("s.length.note", {unit: against.word}), w => length(against, h, w)]);
   return out;
 }
 function onTheRight(h) {

@@ -25,9 +25,11 @@ function line(a, h, w) {
     path(trace(array(a, h), X, Y), "var(--tone)", {"stroke-width": 2.4}), path(`M0 ${foot + .5}H${w}`, "var(--ink)"), word(0, 9, short(top, a.unit)),
     word(0, foot + 15, t("s.start")), word(w / 2, foot + 15, t("s.middle"), "middle"), word(w, foot + 15, t("s.finish"), "end"));
 }
+function octaves(a, h) {                       // the bins in which any head of its stack has a value
+  return a.labels.map((_, i) => i).filter(i => HEADS.some(g => D.heads[g][0] === D.heads[h][0] && !isNaN(array(a, g)[i])));
+}
 function length(a, h, w) {                     // entropy by number of visible keys, one bin an octave
-  const used = a.labels.map((_, i) => HEADS.some(g => !isNaN(array(a, g)[i]))), from = used.indexOf(true), to = used.lastIndexOf(true);
-  if (from < 0) return chart(w, 10, a.title);
+  const used = octaves(a, h), from = used[0], to = used.at(-1);
   const labels = a.labels.slice(from, to + 1), of = g => array(a, g).slice(from, to + 1), n = Math.max(1, labels.length - 1);
   const middle = labels.map(l => { const [low, high] = l.match(/\d+/g).map(Number); return Math.log(high ? Math.sqrt(low * high) : low * 1.5); });
   const foot = 96, top = Math.max(...middle, a.high, .1), X = i => i / n * w, Y = v => foot - (foot - 14) * clamp(v / top);
