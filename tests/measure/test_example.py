@@ -8,7 +8,7 @@ import torch
 
 from hooks.families import FAMILIES, ids
 from measure.test_models import CLASSES, DOCUMENTS, eager_weights
-from multihead.measure import Batch, Span, Run, observe
+from multihead.measure import Batch, Run, Span, observe
 from multihead.record import Document
 
 

@@ -14,7 +14,7 @@ import torch
 from hooks.families import FAMILIES, ids
 from measure.killed import plan
 from multihead.error import MultiheadError
-from multihead.measure import DEFAULT, Batch, Interrupted, discard_journal, Run, observe
+from multihead.measure import DEFAULT, Batch, Interrupted, Run, discard_journal, observe
 from multihead.pattern import distance
 from multihead.record import Document
 

@@ -11,7 +11,7 @@ from measure.calls import classes, make_call, take
 from multihead.attend import Softmax
 from multihead.error import MultiheadError
 from multihead.hooks import watching
-from multihead.measure import DEFAULT, Batch, build_scene, Run, observe
+from multihead.measure import DEFAULT, Batch, Run, build_scene, observe
 from multihead.measure.recorder import Recorder
 from multihead.measure.sample import Sampler, ceiling, is_worth_it, sample_block
 from multihead.pattern import band, causal, padding, sliding_window
