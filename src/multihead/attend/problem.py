@@ -295,8 +295,9 @@ def make_problem(  # noqa: PLR0913 - the fields of one call, as in the public fu
         _check_sinks(normaliser.sinks, q)
     mask = _checked_mask(mask, q, k)
     bias = _checked_bias(bias, q, k)
-    positional = [f"mask {mask}"] * (isinstance(mask, Pattern) and mask.positional)
-    positional += [f"bias {bias}"] * isinstance(bias, ALiBi | RelativeTable)
+    # Written out only where they are of positions: to print a tensor takes longer than to attend to a short text.
+    positional = [f"mask {mask}"] if isinstance(mask, Pattern) and mask.positional else []
+    positional += [f"bias {bias}"] if isinstance(bias, ALiBi | RelativeTable) else []
     return Problem(
         q=q,
         k=k,
