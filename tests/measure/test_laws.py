@@ -72,7 +72,7 @@ def test_any_call_is_measured_as_defined(chosen, seed, rows):
 
 
 @given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=2, max_size=5), st.data())
-@settings(max_examples=10)
+@settings(max_examples=6)
 def test_merged_records_are_the_record_of_the_whole(lengths, data):
     cut = data.draw(st.integers(1, len(lengths) - 1))
     torch.manual_seed(data.draw(st.integers(0, 2**31)))
@@ -89,5 +89,6 @@ def test_merged_records_are_the_record_of_the_whole(lengths, data):
 
     whole = record(0, len(lengths))
     assert record(0, cut).merge(record(cut, len(lengths))) == whole
+    assert whole.units
     for name, sums in whole.sums.items():
         assert np.isfinite(sums).all(), name

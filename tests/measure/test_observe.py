@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from hooks.families import FAMILIES, ids
 from multihead.corpus import TokenClasses
 from multihead.error import MultiheadError
-from multihead.measure import DEFAULT, Batch, Interrupted, observe
+from multihead.hooks import watching
+from multihead.measure import DEFAULT, Batch, Contribution, Interrupted, OfWhole, observe
 from multihead.pattern import causal, distance, pairs
-from multihead.record import Document, Note
+from multihead.record import Document, Note, Quantity
 
 
 def documents(*names):
@@ -288,12 +290,105 @@ def test_a_chosen_list_of_statistics_is_all_that_is_measured(bert):
     record = observe(bert, [batch(0)], documents=documents("a"), statistics=DEFAULT[:1])
     assert [q.name for q in record.quantities] == [
         "entropy",
-        *(f"{name}{end}" for name in ("previous", "next", "self") for end in ("", "_argmax")),
+        "entropy_content",
+        *(
+            f"{name}{end}"
+            for name in ("previous", "next", "self", "previous2")
+            for end in ("", "_argmax", "_even", "_content")
+        ),
     ]
 
 
 def test_the_targets_that_are_always_measured_keep_their_names(bert):
     batch = Batch(inputs={"input_ids": torch.randint(3, 20, (1, 6))}, document=(0,))
     documents = [Document(name="a", digest="", tokens=6)]
-    with pytest.raises(MultiheadError, match="besides previous, next, self"):
+    with pytest.raises(MultiheadError, match="besides previous, next, self, previous2"):
         observe(bert, [batch], documents=documents, targets={"previous": distance(2)})
+
+
+def test_blocks_of_few_documents_are_units(gpt2):
+    rows = [ids(1, 600), ids(1, 40), ids(1, 520)]
+    gpt2 = wide_gpt2()
+    plan = [batch_of(row, d) for row, d in zip(rows, (1, 0, 1), strict=True)]
+    record = observe(gpt2, plan, documents=documents("a", "b"))
+    assert record.units == (0, 1, 1, 1)
+    assert record.interval_units == "4 blocks of 512 tokens of 2 documents"
+    assert set(record.unit_sums) == {q.name for q in record.scalars()}
+    for quantity in record.scalars():
+        name = quantity.name
+        sums, counts = record.unit_sums[name], record.unit_counts[name]
+        if quantity.fold == "max":
+            np.testing.assert_allclose(sums[1:].max(0), record.sums[name][1], rtol=1e-6)
+        else:
+            np.testing.assert_allclose(sums[1:].sum(0), record.sums[name][1], rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(counts[1:].sum(0), record.counts[name][1], rtol=1e-6)
+    # 512 rows, 88 rows, 520 rows in one, of which the first of a chunk sees nothing to choose from.
+    assert record.unit_counts["entropy"][:, 0].tolist() == [39, 511, 88, 519]
+    eight = observe(gpt2, [batch_of(ids(1, 5), d) for d in range(8)], documents=documents(*"abcdefgh"))
+    assert (eight.units, dict(eight.unit_sums)) == ((), {})
+    assert eight.interval_units == "8 documents"
+
+
+def wide_gpt2():
+    """One that knows more positions."""
+    model = FAMILIES["gpt2"].model(transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=90))
+    return model.eval()
+
+
+def test_layers_that_are_cut_differently_have_units_side_by_side():
+    family = FAMILIES["bart"]
+    model = family.build()
+    inputs = {"input_ids": ids(1, 9), "decoder_input_ids": ids(1, 4)}
+    record = observe(model, [Batch(inputs=inputs, document=(0,))] * 2, documents=documents("a"))
+    assert record.units == (0, 0)
+    assert np.isfinite(record.interval("entropy")).all()
+
+
+def test_pairs_of_heads_are_as_wide_as_the_widest_layer():
+    cosine = Quantity(name="alike", title="", unit="share", formula="", shape=(0,), fold="cosine", pairs=True)
+
+    def take(whole):
+        o = whole.scene.call.output.double()
+        found = torch.einsum("bihd,bigd->bhg", o, o)
+        return (Contribution(found, torch.ones_like(found)),)
+
+    model = FAMILIES["bart"].build()  # four heads in the encoder, two in the decoder
+    inputs = {"input_ids": ids(1, 9), "decoder_input_ids": ids(1, 4)}
+    calls = []
+    with torch.no_grad(), watching(model, calls.append):
+        model(**inputs)
+    statistics = (OfWhole(quantities=(cosine,), take=take, outputs=True),)
+    plan = [Batch(inputs=inputs, document=(d,)) for d in (0, 1)]
+    record = observe(model, plan, documents=documents("a", "b"), statistics=statistics)
+    assert record.quantity("alike").shape == (4,)
+    value = record.value("alike")
+    for i, address in enumerate(record.heads):
+        call = calls[
+            {"encoder": 0, "decoder": 2, "cross": 3}[address.stack] + address.layer * (1 + (address.stack != "encoder"))
+        ]
+        o = call.output.double()[0].transpose(0, 1).flatten(1)
+        want = torch.nn.functional.cosine_similarity(o[address.head][None], o, dim=1)
+        np.testing.assert_allclose(value[i, : len(o)], want, rtol=1e-5)
+        assert np.isnan(value[i, len(o) :]).all()
+    np.testing.assert_allclose(record.per_document("alike")[0], value, rtol=1e-6)
+    low, high = record.interval("alike")
+    np.testing.assert_allclose(low[~np.isnan(value)], value[~np.isnan(value)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("cut", [1, 4, 8])
+def test_merging_over_the_border_of_few_documents(gpt2, cut):
+    rows = [ids(1, 4 + d) for d in range(9)]
+    names = documents(*"abcdefghi")
+
+    def record(start, stop):
+        plan = [batch_of(rows[d], d - start) for d in range(start, stop)]
+        return observe(gpt2, plan, documents=names[start:stop])
+
+    for count in (cut + 1, 9):
+        first, second, whole = record(0, cut), record(cut, count), record(0, count)
+        assert bool(whole.units) == (count < 8)
+        assert first.merge(second) == whole
+        for quantity in whole.quantities:
+            assert np.array_equal(
+                first.merge(second).interval(quantity.name), whole.interval(quantity.name), equal_nan=True
+            )

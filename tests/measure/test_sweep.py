@@ -13,8 +13,10 @@ from multihead.attend import Softmax, make_problem
 from multihead.error import MultiheadError
 from multihead.hooks import Projection, Tokens
 from multihead.measure import DEFAULT, Contribution, build_scene, sweep
+from multihead.measure.block import cut_blocks, restrict
 from multihead.measure.statistic.cka import CKA
 from multihead.measure.statistic.contract import OfTile, nothing
+from multihead.measure.sweep import sweep_blocks
 from multihead.pattern import band, causal, padding
 from multihead.record import Quantity
 
@@ -233,3 +235,52 @@ def _same_where(part, whole, where, name):
         where = where[:, :, None] & where[:, None] if name in PAIRS and isinstance(where, np.ndarray) else where
         for got, want in zip(part, whole, strict=True):
             np.testing.assert_allclose(got[where], want[where], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_blocks_are_of_512_rows_and_a_short_end_joins():
+    def sizes(length):
+        cuts = cut_blocks(length)
+        assert [c.start for c in cuts[1:]] == [c.stop for c in cuts[:-1]]
+        return [c.stop - c.start for c in cuts]
+
+    assert sizes(1) == [1]
+    assert sizes(512) == [512]
+    assert sizes(575) == [575]
+    assert sizes(576) == [512, 64]
+    assert sizes(1024 + 63) == [512, 575]
+    assert sizes(1600) == [512, 512, 512, 64]
+
+
+@pytest.mark.parametrize("given", [{"mask": causal()}, {"cross": True, "kv_len": 40}, {"q_offset": 30, "kv_len": 630}])
+def test_blocks_add_up_to_the_call(given):
+    call = make_call(batch=1, heads=2, q_len=600, **given)
+    scene = build_scene(call, (0,), factor=torch.eye(8).expand(2, 8, 8))
+    blocks = list(sweep_blocks(scene, DEFAULT))
+    assert [block.wholes[0].scene.problem.q_len for block in blocks] == [512, 88]
+    whole, (one,) = sweep(scene, DEFAULT)[1], sweep_blocks(scene, DEFAULT, cuts=[slice(0, 600)])
+    for name, part in one.taken.items():
+        if name == "received_top":
+            continue  # the largest of each block
+        got = whole[name]
+        if hasattr(part, "sum"):
+            np.testing.assert_allclose(got.sum, part.sum, rtol=1e-5, atol=1e-5, err_msg=name)
+            np.testing.assert_allclose(got.count, part.count, rtol=1e-5, err_msg=name)
+    top = sum(block.taken["received_top"].sum for block in blocks)
+    np.testing.assert_allclose(whole["received_top"].sum, top)
+
+
+@pytest.mark.parametrize("rows", [slice(3, 9), torch.tensor([8, 2, 5])], ids=["slice", "indices"])
+def test_some_rows_of_a_call_are_the_call_of_these_rows(rows):
+    bias = torch.randn(1, 1, 13, 20)
+    call = make_call(q_len=13, kv_len=20, q_offset=7, mask=band(4, 1), bias=bias)
+    scene = build_scene(call, (0, 1))
+    some = restrict(scene, rows)
+    places = torch.arange(13)[rows]
+    assert torch.equal(some.problem.q_positions(), places + 7)
+    torch.testing.assert_close(some.problem.scores(), scene.problem.scores()[:, :, rows])
+    torch.testing.assert_close(some.unmasked.scores(), scene.unmasked.scores()[:, :, rows])
+    assert torch.equal(some.center, scene.center[:, rows])
+    assert torch.equal(some.queries.ids, scene.queries.ids[:, rows])
+    assert torch.equal(some.call.output, call.output[:, rows])
+    assert torch.equal(some.call.residual, call.residual[:, rows])
+    assert some.nearest(slice(0, 3)) == (int(places[:3].min()) + 7, int(places[:3].max()) + 7)

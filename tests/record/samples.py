@@ -1,6 +1,20 @@
 """Random records for the tests of this room."""
 
-from multihead.record import CheckupRecord, Document, HeadAddress, HeadStatistics, ModelFacts, Note, Quantity
+from dataclasses import replace
+
+import numpy as np
+
+from multihead.record import (
+    CheckupRecord,
+    Document,
+    Example,
+    HeadAddress,
+    HeadStatistics,
+    ModelFacts,
+    Note,
+    Quantity,
+    Sampling,
+)
 
 QUANTITIES = (
     Quantity(name="entropy", title="entropy", unit="nats", formula="-sum A log A"),
@@ -44,4 +58,47 @@ def checkup(rng, *, repeats=True):
         versions={"torch": "2.13.0"},
         settings={"max_length": "512"},
         complete=bool(rng.integers(2)),
+    )
+
+
+def everything(rng, documents=3):
+    """Statistics with every field that may be empty."""
+    plain = statistics(rng, documents=documents)
+    shapes = {k: v.shape for k, v in plain.sums.items()}
+    units = tuple(sorted(int(u) for u in rng.integers(0, documents, 7)))
+    scalars = [q.name for q in plain.scalars()]
+    return replace(
+        plain,
+        units=units,
+        unit_sums={k: rng.standard_normal((7, 4)) for k in scalars},
+        unit_counts={k: rng.integers(0, 600, (7, 4)).astype(float) for k in scalars},
+        sampling={
+            k: Sampling(
+                sums=np.where(rng.random(s) < 0.1, np.inf, rng.gamma(1.0, 1.0, s)),
+                counts=rng.gamma(1.0, 1.0, s).astype(np.float32).astype(float),
+                both=rng.standard_normal(s),
+                seen=rng.integers(0, 70000, s).astype(float),
+            )
+            for k, s in shapes.items()
+            if k != "pooled_map"
+        },
+        examples=(
+            example(rng, document=0),
+            replace(example(rng, document=documents - 1), grid=(2, 3), picture=b"\x89PNG \x00\xff"),
+        ),
+    )
+
+
+def example(rng, *, document):
+    return Example(
+        document=document,
+        start=5,
+        stack="",
+        heads=(0, 2),
+        queries=("a", "</script>", "\u202eb", "\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16")),
+        keys=("a", "b"),
+        places=rng.integers(-1, 2, (2, 4, 3)).astype(np.int16),
+        weights=rng.random((2, 4, 3)).astype(np.float32),
+        sink=rng.random((2, 4)).astype(np.float32),
+        elsewhere=rng.random((2, 4)).astype(np.float32),
     )

@@ -6,7 +6,7 @@ import pytest
 
 from multihead.error import MultiheadError
 from multihead.record import HeadAddress
-from record.samples import statistics
+from record.samples import everything, statistics
 
 
 @pytest.fixture
@@ -124,3 +124,27 @@ def test_repr_is_short(rng):
     record = statistics(rng)
     assert repr(record) == "HeadStatistics('model', 4 heads, 3 documents, 4 statistics)"
     assert repr(record["L1.H0"]) == "HeadView(L1.H0)"
+
+
+def test_merging_keeps_every_field_in_its_place(rng):
+    one, other = everything(rng, documents=3), everything(rng, documents=4)
+    both = one.merge(other)
+    assert both.units == (*one.units, *(u + 3 for u in other.units))
+    assert np.array_equal(
+        both.unit_sums["entropy"], np.concatenate([one.unit_sums["entropy"], other.unit_sums["entropy"]])
+    )
+    assert [e.document for e in both.examples] == [0, 2, 3, 6]
+    assert np.array_equal(both.sampling["offsets"].seen[3:], other.sampling["offsets"].seen)
+    assert not one.merge(one).merge(one).units, "nine documents need none"
+    assert one.merge(replace(other, units=(), unit_sums={}, unit_counts={})).units == ()
+    mixed = one.merge(replace(other, sampling={}))
+    assert (mixed.sampling["entropy"].sums[3:] == 0).all()
+    assert np.array_equal(mixed.sampling["entropy"].seen[3:], other.counts["entropy"])
+    assert np.array_equal(mixed.sampling["logit_max"].sums[3:], other.sums["logit_max"])
+
+
+@pytest.mark.parametrize("field", ["unit_sums", "unit_counts", "sampling", "examples"])
+def test_equality_sees_every_field(rng, field):
+    one = everything(rng)
+    assert replace(one) == one
+    assert replace(one, **{field: getattr(everything(rng), field)}) != one

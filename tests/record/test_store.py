@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from multihead.error import RecordError
-from multihead.record import load_checkup, save_checkup
-from record.samples import checkup
+from multihead.record import load_checkup, save_checkup, shrunk
+from record.samples import checkup, everything
 
 
 @pytest.fixture
@@ -33,6 +33,8 @@ def test_equal_counts_take_no_room(rng, tmp_path):
     record = checkup(rng)
     counts = {k: np.full(v.shape, 7.0) for k, v in record.texts.counts.items()}
     even = replace(record, texts=replace(record.texts, counts=counts))
+    odd = {k: rng.random(v.shape) for k, v in record.texts.counts.items()}
+    record = replace(record, texts=replace(record.texts, counts=odd))
     for name, each in (("uneven", record), ("even", even)):
         save_checkup(each, tmp_path / name)
         assert load_checkup(tmp_path / name) == each
@@ -141,3 +143,45 @@ def test_a_save_that_stops_while_writing_changes_nothing(rng, tmp_path, monkeypa
         save_checkup(new, tmp_path, beside={"index.html": b"new"})
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
     assert load_checkup(tmp_path) == old
+
+
+def test_every_field_comes_back(rng, tmp_path):
+    record = replace(checkup(rng), texts=everything(rng), reads="images")
+    save_checkup(record, tmp_path)
+    loaded = load_checkup(tmp_path)
+    assert loaded == record
+    assert loaded.texts.examples[1].picture == record.texts.examples[1].picture
+    assert loaded.texts.sampling["offsets"].sums.dtype == np.float64
+    assert loaded.reads == "images"
+
+
+def test_records_of_the_first_version_are_read(rng, tmp_path):
+    record = checkup(rng)
+    save_checkup(record, tmp_path)
+
+    def old(data):
+        data["format_version"] = 1
+        del data["reads"], data["texts"]["examples"]
+        for quantity in data["texts"]["quantities"]:
+            for name in ("pairs", "content_of", "even"):
+                del quantity[name]
+
+    damage_json(tmp_path, old)
+    assert load_checkup(tmp_path) == record
+
+
+def test_numbers_that_a_narrow_type_holds_take_its_room(rng):
+    for array, want in (
+        (np.array([[0.0, 255.0]]), np.uint8),
+        (np.array([[0.0, 256.0]]), np.uint16),
+        (np.array([[0.5, np.inf]]), np.float32),
+        (np.array([[0.5, -np.nan]]), np.float32),
+        (np.array([[-0.0, 1.0]]), np.float64),
+        (np.array([[0.1, 1.0]]), np.float64),
+        (np.array([[1e300, 1.0]]), np.float64),
+    ):
+        got = shrunk(array)
+        assert got.dtype == want
+        assert np.array_equal(got.astype(float), array, equal_nan=True)
+    assert shrunk(np.full((3, 4, 5), 0.1)).shape == (3, 1, 1)
+    assert shrunk(np.zeros((0, 4))).shape == (0, 1)

@@ -19,6 +19,9 @@ RESAMPLES = 1000
 _AT_ONCE = 1 << 22
 """Resampled values held at a time."""
 
+_FREEDOM = (GROUPS - 1) / 2
+"""Degrees of freedom of a variance from `GROUPS` totals: half of what normal totals would have, as theirs have tails."""
+
 _FEW_ROWS = 8
 """With fewer drawn rows than this behind a value nothing is said of it but its bounds."""
 
@@ -128,7 +131,7 @@ def from_sample(quantity: Quantity, sums: Array, counts: Array, sampling: Sampli
     each = np.maximum(sampling.sums - 2 * value * sampling.both + value**2 * sampling.counts, 0.0)
     variance = in_order(each)
     squares = in_order(each**2)
-    freedom = (GROUPS - 1) * np.divide(variance**2, squares, out=np.ones_like(variance), where=squares > 0)
+    freedom = _FREEDOM * np.divide(variance**2, squares, out=np.ones_like(variance), where=squares > 0)
     error = np.sqrt(variance) / np.where(total > 0, total, np.nan) * _student(freedom, level)
     # The share of rows none of which need be among the drawn ones.
     seen = in_order(sampling.seen)

@@ -1,0 +1,247 @@
+"""A run that was ended by force goes on where it was, to the very same record."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from hooks.families import FAMILIES, ids
+from measure.killed import plan
+from multihead.error import MultiheadError
+from multihead.measure import DEFAULT, Batch, Interrupted, discard_journal, observe
+from multihead.pattern import distance
+from multihead.record import Document
+
+
+class Stop(Exception):
+    pass
+
+
+def stopping(at):
+    def stop(place):
+        if place == at:
+            raise Stop
+
+    return stop
+
+
+def sheets(folder):
+    return sorted(folder.glob("*.safetensors"))
+
+
+def run(folder, seed, **given):
+    model, batches, documents = plan(seed)
+    return observe(model, batches, documents=documents, journal=folder, **given)
+
+
+def plain(seed):
+    model, batches, documents = plan(seed)
+    return observe(model, batches, documents=documents)
+
+
+def ended_by_force(folder, seed, kills):
+    """Start the run again and again and kill it at random moments; how often it was still running."""
+    met = 0
+    here = Path(__file__)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here.parents[1]), *filter(None, sys.path)])}
+    for _ in range(kills):
+        (folder / "begun").unlink(missing_ok=True)
+        process = subprocess.Popen(
+            [sys.executable, str(here.with_name("killed.py")), str(folder), str(seed), "0.15"], env=environment
+        )
+        while not (folder / "begun").exists():
+            assert process.poll() is None, "the run failed"
+            time.sleep(0.01)
+        time.sleep(random.uniform(0.0, 0.7))
+        process.send_signal(signal.SIGKILL)
+        met += process.wait() == -signal.SIGKILL
+    return met
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_run_that_was_killed_goes_on_to_the_same_record(seed, tmp_path, kills):
+    random.seed(seed)
+    assert ended_by_force(tmp_path, seed, kills), "the run was over before it was killed"
+    model, batches, documents = plan(seed)
+    ran = []
+    model.register_forward_hook(lambda *_: ran.append(1))
+    kept = len(sheets(tmp_path / "journal"))
+    record = observe(model, batches, documents=documents, journal=tmp_path / "journal")
+    assert len(ran) == len(batches) - kept
+    assert record == plain(seed)
+
+
+@pytest.mark.parametrize("at", [0, 6])
+def test_what_is_kept_is_not_measured_again(seed, tmp_path, at):
+    with pytest.raises(Stop):
+        run(tmp_path, seed, on_batch=stopping(at))
+    assert len(sheets(tmp_path)) == at + 1
+    told = []
+    model, batches, documents = plan(seed)
+    ran = []
+    model.register_forward_hook(lambda *_: ran.append(1))
+    record = observe(model, batches, documents=documents, journal=tmp_path, on_document=told.append)
+    assert len(ran) == 6 - at
+    assert told == [0, 1, 2, 3]
+    assert record == plain(seed)
+    assert record.units, "few documents have units"
+
+
+def test_a_journal_changes_nothing(seed, tmp_path):
+    assert run(tmp_path, seed) == plain(seed)
+    assert run(tmp_path, seed) == plain(seed), "and holds the whole run"
+
+
+@pytest.mark.parametrize(("name", "padding"), [("t5", "left"), ("gpt_oss", "none")])
+def test_every_field_comes_back(name, padding, tmp_path):
+    family = FAMILIES[name]
+    model, inputs = family.build(family.kernels[0]), family.inputs(padding)
+    batches = [Batch(inputs=inputs, document=(0, 1)), Batch(inputs=family.inputs(padding), document=(1, 1))]
+    documents = [Document(name=n, digest=n, tokens=9) for n in "ab"]
+    want = observe(model, batches, documents=documents, targets={"two": distance(2)})
+    for _ in range(2):
+        assert observe(model, batches, documents=documents, targets={"two": distance(2)}, journal=tmp_path) == want
+
+
+def test_sampled_rows_are_the_same_after_going_on(tmp_path):
+    model = FAMILIES["bert"].build().double()
+    batches = [Batch(inputs={"input_ids": torch.randint(5, 90, (1, 64))}, document=(d,)) for d in (0, 1, 0)]
+    documents = [Document(name=n, digest=n, tokens=64) for n in "ab"]
+    given = {"documents": documents, "rows": 64}
+    with pytest.raises(Stop):
+        observe(model, batches, **given, journal=tmp_path, on_batch=stopping(1))
+    assert observe(model, batches, **given, journal=tmp_path) == observe(model, batches, **given)
+
+
+@pytest.mark.parametrize("harm", ["cut", "empty", "changed", "renamed"])
+@pytest.mark.parametrize("which", [0, 2])
+def test_a_torn_file_is_as_if_it_were_not_there(seed, tmp_path, harm, which):
+    with pytest.raises(Stop):
+        run(tmp_path, seed, on_batch=stopping(2))
+    path = sheets(tmp_path)[which]
+    content = path.read_bytes()
+    if harm == "renamed":
+        path.rename(tmp_path / f".writing-{path.name}")
+    else:
+        torn = {"cut": content[:-100], "empty": b"", "changed": content[:-1] + bytes([content[-1] ^ 1])}[harm]
+        path.write_bytes(torn)
+    assert run(tmp_path, seed) == plain(seed)
+    assert len(sheets(tmp_path)) == 7
+    assert not list(tmp_path.glob(".writing-*"))
+
+
+def test_ctrl_c_keeps_the_batches_and_going_on_ends_the_run(seed, tmp_path):
+    def stop(place):
+        if place == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as stopped:
+        run(tmp_path, seed, on_batch=stop)
+    assert [d.name for d in stopped.value.statistics.documents] == ["d0"]
+    assert len(sheets(tmp_path)) == 3
+    assert run(tmp_path, seed) == plain(seed)
+
+
+def _other_weights(given):
+    with torch.no_grad():
+        next(given["model"].parameters())[-1, -1] += 1e-3
+
+
+def _other_input(given):
+    given["batches"][-1].inputs["input_ids"][0, -1] = 1
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (_other_weights, "another weights"),
+        (_other_input, "another batches"),
+        (lambda g: g.update(statistics=DEFAULT[:-1]), "another statistics"),
+        (lambda g: g.update(rows=64), "another rows"),
+        (lambda g: g.update(targets={"two": distance(2)}), "another statistics"),
+        (lambda g: g.update(name="other"), "another name"),
+        (lambda g: g["model"].double(), "another weights"),
+        (
+            lambda g: g.update(documents=[Document(name=d.name, digest="x", tokens=1) for d in g["documents"]]),
+            "another documents",
+        ),
+    ],
+)
+def test_the_journal_of_another_run_is_refused(seed, tmp_path, change, told):
+    with pytest.raises(Stop):
+        run(tmp_path, seed, on_batch=stopping(0))
+    model, batches, documents = plan(seed)
+    given = {"model": model, "batches": batches, "documents": documents}
+    change(given)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    with pytest.raises(
+        MultiheadError, match=rf"got: a run with {told} \(then .*, now .*\n  fix: run it as it was begun"
+    ):
+        observe(given.pop("model"), given.pop("batches"), **given, journal=tmp_path)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_a_damaged_header_is_refused(seed, tmp_path):
+    run(tmp_path, seed)
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(MultiheadError, match=r"another header \(then damaged"):
+        run(tmp_path, seed)
+
+
+def test_a_folder_that_cannot_be_written_is_named(seed, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(
+        MultiheadError, match=r"to keep the journal of a run in .*\n.*\n.*choose a folder you may write to"
+    ):
+        run(tmp_path / "file" / "journal", seed)
+
+
+def test_a_disk_that_is_full_is_named(seed, tmp_path, monkeypatch):
+    real = os.fsync
+    calls = []
+
+    def full(handle):
+        calls.append(handle)
+        if len(calls) > 4:
+            raise OSError(28, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(MultiheadError, match="got: No space left on device"):
+        run(tmp_path, seed)
+    monkeypatch.undo()
+    assert run(tmp_path, seed) == plain(seed)
+
+
+def test_discarding_leaves_what_is_not_of_the_journal(seed, tmp_path):
+    folder = tmp_path / "journal"
+    discard_journal(folder)
+    run(folder, seed)
+    (folder / "mine.txt").write_text("kept")
+    discard_journal(folder)
+    assert [p.name for p in folder.iterdir()] == ["mine.txt"]
+    (folder / "mine.txt").unlink()
+    run(folder, seed)
+    discard_journal(folder)
+    assert not folder.exists()
+
+
+def test_batches_are_told_as_they_end():
+    model = FAMILIES["bert"].build()
+    plan = [Batch(inputs={"input_ids": ids(1, 7)}, document=(d,)) for d in (1, 0, 1)]
+    told = []
+    documents = [Document(name=n, digest=n, tokens=7) for n in "ab"]
+    observe(
+        model,
+        plan,
+        documents=documents,
+        on_batch=lambda b: told.append(("batch", b)),
+        on_document=lambda d: told.append(("document", d)),
+    )
+    assert told == [("batch", 0), ("batch", 1), ("document", 0), ("batch", 2), ("document", 1)]
