@@ -224,7 +224,7 @@ def test_the_distance_that_holds_90_percent():
     for i in range(200):
         scores[i, max(i - 100, 0)] = 0.0
     call = head(scores, mask=causal())
-    far = [i for i in range(1, 200)]
+    far = range(1, 200)
     # Distance 100 lies in the octave 64 to 127, of which 90 % are needed; nearer ones are told by their own octave.
     want = sum(within(min(i, 100)) for i in far) / len(far)
     assert values(call)["span90"] == pytest.approx(want, rel=1e-3)
