@@ -1,6 +1,7 @@
 """Sphinx configuration: Markdown pages, no network."""
 
-from multihead.measure.statistic import DEFAULT
+from multihead.corpus import CLASSES
+from multihead.measure.statistic import DEFAULT, DEFAULT_TARGETS, target, token_class
 
 project = "multihead"
 author = "The multihead authors"
@@ -14,7 +15,7 @@ def list_statistics(app, name, source):
     """Put the statistics, as the code defines them, where the page asks for them."""
     rows = [
         f"| `{q.name}` | {q.title} | {q.unit} | {q.formula.replace('|', chr(92) + '|')} |"
-        for statistic in DEFAULT
+        for statistic in (*DEFAULT, *map(target, DEFAULT_TARGETS), token_class(CLASSES))
         for q in statistic.quantities
     ]
     table = ["| name | what | unit | formula |", "|---|---|---|---|", *rows]

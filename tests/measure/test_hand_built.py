@@ -1,5 +1,6 @@
 """Heads built by hand, whose statistics are known without computing them."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -176,3 +177,101 @@ def test_weights_that_do_not_add_up_are_taken_as_they_are():
     assert found["max_weight"] == found["first_token"] == pytest.approx(0.5)
     assert found["entropy"] == pytest.approx(LENGTH * 0.5 * math.log(2), rel=1e-5)
     assert found["participation"] == pytest.approx(LENGTH, rel=1e-5)
+
+
+def test_a_head_that_rests_and_looks_at_the_token_before_is_seen_through_its_rest():
+    scores = looks_at(1)
+    scores[:, 0] = 7.0  # the sink takes nearly all
+    found = values(head(scores, mask=causal()))
+    share = 1 / (1 + math.exp(7))
+    assert found["previous"] < 0.03 < found["sink"]
+    assert found["sink_argmax"] == 1
+    # The second token's token before is the sink: it has none outside of it.
+    assert found["previous_content"] == pytest.approx(1, rel=1e-5)
+    assert [found["distance_content"], found["span90_content"]] == pytest.approx([1, 1], rel=1e-5)
+    assert found["entropy_content"] == pytest.approx(0, abs=1e-5)
+    assert found["previous2_content"] == pytest.approx(0, abs=1e-6)
+    # Row i sees i + 1 keys; the second row's token before is the sink itself.
+    assert found["previous"] == pytest.approx((1 + (LENGTH - 2) * share) / (LENGTH - 1), rel=1e-4)
+    want = sum(1 / (i + 1) for i in range(1, LENGTH)) / (LENGTH - 1)
+    assert [found["previous_even"], found["sink_even"]] == pytest.approx([want, want], rel=1e-5)
+
+
+def test_content_keeps_its_digits_where_the_sink_takes_all_but_nothing():
+    rest = torch.randn(LENGTH, LENGTH)
+    scores = rest - 25.0
+    scores[:, 0] = 5.0
+    found = values(head(scores))
+    alone = rest.clone()
+    alone[:, 0] = -200.0
+    weights = torch.softmax(alone.double(), -1)
+    # All rows keep as little as exp(-30) or so, in the ratio of their sums of exponentials.
+    left = torch.logsumexp(rest[:, 1:].double(), -1).exp()
+    entropy = -torch.xlogy(weights, weights).sum(-1)
+    assert found["entropy_content"] == pytest.approx(float((entropy * left).sum() / left.sum()), rel=1e-4)
+    back = sum(float(weights[i, i - 1] * left[i]) for i in range(2, LENGTH)) / float(left[2:].sum())
+    assert found["previous_content"] == pytest.approx(back, rel=1e-4)
+    assert found["sink"] == pytest.approx(1)
+
+
+def test_the_distance_that_holds_90_percent():
+    assert values(head(looks_at(5), mask=causal()))["span90"] == pytest.approx(
+        (5 * (LENGTH - 5) + 10) / (LENGTH - 1), abs=3
+    )
+    spread = values(head(torch.zeros(LENGTH, LENGTH), mask=None))["span90"]
+    assert 0.5 * LENGTH < spread < LENGTH
+    scores = torch.full((200, 200), -200.0)
+    for i in range(200):
+        scores[i, max(i - 100, 0)] = 0.0
+    call = head(scores, mask=causal())
+    far = range(1, 200)
+    # Distance 100 lies in the octave 64 to 127, of which 90 % are needed; nearer ones are told by their own octave.
+    want = sum(within(min(i, 100)) for i in far) / len(far)
+    assert values(call)["span90"] == pytest.approx(want, rel=1e-3)
+
+
+def within(distance):
+    """Where a row reaches that has all its weight at one distance."""
+    if distance < 16:
+        return distance
+    low = 2 ** int(math.log2(distance))
+    return low + (low - 1) * 0.9
+
+
+def test_alike_heads_and_strangers():
+    scores = torch.stack([looks_at(1), looks_at(1), looks_at(3)])
+    q_len = LENGTH
+    k = torch.eye(q_len)[None, None].expand(1, 3, -1, -1)
+    problem = make_problem(scores[None], k, torch.randn(1, 3, q_len, 8), scale=1.0, mask=None)
+    out = torch.randn(1, q_len, 3, 8)
+    turn = torch.linalg.qr(torch.randn(8, 8)).Q
+    out[:, :, 1] = 3 * out[:, :, 0] @ turn + torch.randn(8)
+    call = Call(
+        site=Site(module="head"),
+        problem=problem,
+        output=out,
+        projection=Projection(weight=torch.randn(8, 24)),
+        residual=None,
+        queries=Tokens(),
+        keys=Tokens(),
+        kernel="test",
+    )
+    got = take(call)
+    alike = got["similarity"][0][0] / got["similarity"][1][0]
+    np.testing.assert_allclose(np.diag(alike), 1, rtol=1e-5)
+    np.testing.assert_allclose(alike[0, 1], 1, rtol=1e-5)
+    assert alike[0, 2] < 0.1
+    sums = got["cka"][0][0]
+    cosine = sums / np.sqrt(np.outer(np.diag(sums), np.diag(sums)))
+    np.testing.assert_allclose(cosine[0, 1], 1, rtol=1e-3)
+    assert abs(cosine[0, 2]) < 0.6, "outputs drawn apart"
+
+
+def test_effective_rank_counts_directions():
+    rank = 3
+    call = head(torch.randn(200, 200))
+    basis = torch.linalg.qr(torch.randn(200, rank)).Q @ torch.linalg.qr(torch.randn(8, rank)).Q.T
+    found = values(dataclasses.replace(call, output=basis[None, :, None]))
+    assert found["effective_rank"] == pytest.approx(rank, rel=1e-3)
+    nothing = take(dataclasses.replace(call, output=torch.zeros_like(call.output)))
+    assert nothing["effective_rank"][1].max() == 0, "a head that puts out nothing has no rank"

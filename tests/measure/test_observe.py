@@ -290,14 +290,19 @@ def test_a_chosen_list_of_statistics_is_all_that_is_measured(bert):
     record = observe(bert, [batch(0)], documents=documents("a"), statistics=DEFAULT[:1])
     assert [q.name for q in record.quantities] == [
         "entropy",
-        *(f"{name}{end}" for name in ("previous", "next", "self") for end in ("", "_argmax")),
+        "entropy_content",
+        *(
+            f"{name}{end}"
+            for name in ("previous", "next", "self", "previous2")
+            for end in ("", "_argmax", "_even", "_content")
+        ),
     ]
 
 
 def test_the_targets_that_are_always_measured_keep_their_names(bert):
     batch = Batch(inputs={"input_ids": torch.randint(3, 20, (1, 6))}, document=(0,))
     documents = [Document(name="a", digest="", tokens=6)]
-    with pytest.raises(MultiheadError, match="besides previous, next, self"):
+    with pytest.raises(MultiheadError, match="besides previous, next, self, previous2"):
         observe(bert, [batch], documents=documents, targets={"previous": distance(2)})
 
 

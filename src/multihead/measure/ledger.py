@@ -158,7 +158,8 @@ class Ledger:
 
     def _note(self, pages: Sequence[Page], block: Block) -> None:
         """Enter what is to be said of a block, and its losses."""
-        missing = [Remark(name, part.reason) for name, part in block.taken.items() if isinstance(part, Missing)]
+        reasons = {name: part.reason for name, part in block.taken.items() if isinstance(part, Missing)}
+        missing = [Remark(name, reason) for name, reason in reasons.items() if reasons.get(_base(name)) != reason]
         for whole in block.wholes:
             losses = _losses(whole)
             for row, page in enumerate(pages):
@@ -299,6 +300,12 @@ def _enter(rows: Sequence[Sums], name: str, part: Contribution, fold: str) -> No
     """Enter the rows of a batch, each where it belongs."""
     for row, sums, counts in zip(rows, _array(part.sum), _array(part.count), strict=True):
         row.enter(name, sums, counts, fold)
+
+
+def _base(name: str) -> str:
+    """The statistic that one belongs to; where neither could be taken the reader is told of the first alone."""
+    base, _, end = name.rpartition("_")
+    return base if end in ("argmax", "even", "content") else ""
 
 
 def _array(tensor: Tensor | None) -> Array:

@@ -82,7 +82,7 @@ class Tile:
         return found * (asked == place)
 
     def upto(self, edges: Int[Tensor, "_ _ edges"]) -> Float64[Tensor, "batch heads rows edges"]:
-        """Weight on all keys before each edge, those of the sink left out, and something that is the same for all edges.
+        """Weight on all keys before each edge but those of the sink, and something that is the same for all edges.
 
         Differences of it are weights between edges. Blocks of weights are added up before sums run over them: a sum
         that runs over single weights costs several times as much.

@@ -137,7 +137,7 @@ def picked(
         top: Whether the largest weight of each row is on a pair.
     """
     row, query, key = pairs
-    batch, heads, rows = tile.content.shape[:3]
+    batch, _, rows = tile.content.shape[:3]
     at = row * rows + query
     weights = tile.content[row, :, query, key]
     seen = tile.visible[row if tile.visible.shape[0] > 1 else torch.zeros_like(row), :, query, key]
