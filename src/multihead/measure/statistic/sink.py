@@ -1,9 +1,4 @@
-<<<<<<< HEAD
-"""Weight on the sink: the first token, special tokens and a learned sink together (Xiao et al. 2023, arXiv 2309.17453)."""
-
-=======
 """Weight on the sink: first token, special tokens, a learned sink together (Xiao et al. 2023, arXiv 2309.17453)."""
->>>>>>> stats
 
 from multihead.measure.scene import BINS
 from multihead.measure.statistic.contract import Contribution, OfTile, OfWhole, nothing
