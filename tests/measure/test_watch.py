@@ -6,6 +6,7 @@ import torch
 from transformers import DynamicCache
 
 from hooks.families import FAMILIES, ids
+from hooks.tail_fallback import FALLBACK
 from measure.oracle import weights_of
 from multihead.error import MultiheadError
 from multihead.hooks import watching
@@ -205,3 +206,35 @@ def test_generating_without_a_cache_gives_a_document_for_each_pass():
     with watch(model) as w:
         model.generate(ids(1, 4), max_new_tokens=3, do_sample=False, use_cache=False)
     assert [d.tokens for d in w.statistics().documents] == [4, 5, 6]
+
+
+def test_a_pass_that_fails_is_left_out():
+    model, given = FAMILIES["bert"].build(), ids(1, 9)
+    broken = model.encoder.layer[1].output
+    with torch.no_grad(), watch(model) as whole:
+        model(input_ids=given)
+    with torch.no_grad(), watch(model) as watched:
+        handle = broken.register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(input_ids=ids(1, 7))
+        with pytest.raises(MultiheadError, match="passes that raised an exception"):
+            watched.statistics()
+        handle.remove()
+        model(input_ids=given)
+        # This one fails before any attention, and takes nothing of the pass before it along.
+        with model.embeddings.register_forward_pre_hook(lambda *_: 1 / 0), pytest.raises(ZeroDivisionError):
+            model(input_ids=given)
+    found = watched.statistics()
+    assert [document.tokens for document in found.documents] == [9]
+    assert all(np.array_equal(found.sums[name], whole.statistics().sums[name], equal_nan=True) for name in found.sums)
+
+
+def test_what_cannot_be_seen_is_said():
+    family = FALLBACK["led"]
+    model = family.build()
+    batch = Batch(inputs=family.inputs(), document=(0, 1))
+    documents = [Document(name=name, digest=name, tokens=9) for name in "ab"]
+    found = observe(model, [batch], documents=documents)
+    said = [note.text for note in found.notes if "not measured" in note.text]
+    assert said
+    assert any("encoder" in text for text in said)

@@ -97,9 +97,11 @@ class Ledger:
                 kept.page(document).append(page, self._folds, step=step)
             kept.seen.extend(book.seen)
 
-    def tear_off(self) -> None:
-        """Forget the sheet at hand."""
-        self.sheet = {}
+    def remark(self, text: str) -> None:
+        """Say something of all that is on the sheet at hand."""
+        for book in self.sheet.values():
+            for page in book.pages.values():
+                page.remarks[Remark("", text)] = None
 
     def drop_units(self) -> None:
         """Keep no units any more: there are documents enough."""

@@ -146,10 +146,12 @@ def _run(
         assert fed is not None, "no call comes before the first batch"
         recorder.take(call, fed.batch.document, key=key, fed=fed)
 
-    with _evaluating(model), torch.no_grad(), watching(model, take):
+    with _evaluating(model), torch.no_grad(), watching(model, take) as watched:
         for place, (batch, key) in plan.steps:  # noqa: B007 - read by `take`
             fed = Fed(place=place, batch=batch)
             model(**batch.inputs)
+            for path, reason in watched.unseen.items():
+                recorder.ledger.remark(f"{path or 'the model'}: not measured: {reason}")
             if kept is not None:
                 kept.write(place, recorder.ledger.sheet)
             recorder.ledger.post()

@@ -32,7 +32,8 @@ _STEPWISE = "the sequence was read in steps: its length, and rows side by side, 
 class Watch:
     """A model under watch: each row of each pass becomes a document named `pass 0, row 0`.
 
-    A pass that reads what earlier ones left in a cache goes on with their documents.
+    A pass that reads what earlier ones left in a cache goes on with their documents. Documents of a pass that raised
+    an exception are left out.
 
     Args:
         recorder: What measures.
@@ -45,6 +46,8 @@ class Watch:
         self._pass: tuple[int, ...] = ()
         self._passes = 0
         self._read: dict[Site, Read] = {}
+        self._measured = False
+        self._failed: set[int] = set()
 
     def take(self, call: Call) -> None:
         """Measure a call; a layer that was seen before and reads no cache begins another pass.
@@ -52,6 +55,7 @@ class Watch:
         Raises:
             MultiheadError: The call reads keys from a cache, and they are not those of the documents at hand.
         """
+        self._measured = True
         before = self._read.get(call.site)
         on = before is not None and goes_on(call, before)
         if not on:
@@ -66,19 +70,27 @@ class Watch:
         if on:
             self._step(read, describe=first)
 
+    def end(self, well: bool) -> None:  # noqa: FBT001 - called by the hooks
+        """A pass has ended; one that raised is left out, with the documents it went on with."""
+        if self._measured and not well:
+            self._failed.update(self._pass)
+            self._read.clear()
+        self._measured = False
+
     def statistics(self) -> HeadStatistics:
-        """The record of all passes so far.
+        """The record of all passes so far that ended well.
 
         Raises:
             MultiheadError: The model was not run.
         """
-        if not self._documents:
+        finished = [index for index in range(len(self._documents)) if index not in self._failed]
+        if not finished:
             raise MultiheadError(
                 asked="statistics of a watched model",
-                arrived="no pass",
+                arrived="no pass" if not self._documents else "passes that raised an exception",
                 remedy="run the model inside the block: `with watch(model) as w: model(**inputs)`",
             )
-        return self._recorder.record(self._name, self._documents, range(len(self._documents)))
+        return self._recorder.record(self._name, self._documents, finished)
 
     def _begin(self, call: Call) -> None:
         start = len(self._documents)
@@ -132,5 +144,5 @@ def watch(
         2.31
     """
     watched = Watch(Recorder(statistics, targets=targets, classes=classes), name)
-    with watching(model, watched.take):
+    with watching(model, watched.take, on_pass=watched.end):
         yield watched
