@@ -66,8 +66,8 @@ def observe(  # noqa: PLR0913 - what is measured, how, and who is told
         targets: Patterns by name, on top of the token before ("previous"), two before ("previous2"), after ("next") and
             itself ("self"). For each the weight on its pairs (`NAME`), what an even spread would put there
             (`NAME_even`), the weight with the sink set aside (`NAME_content`) and the share of rows whose largest
-            weight is on one (`NAME_argmax`) are measured, over rows that see one. Positions count from the first real token of a row. A list holds one
-            pattern for each document.
+            weight is on one (`NAME_argmax`) are measured, over rows that see one. Positions count from the first real
+            token of a row. A list holds one pattern for each document.
         classes: Classes of tokens and which are special, from `token_classes`; None leaves them out.
         name: Name of the model in the record.
         rows: Query rows to measure of every longer call, 64 or more, rounded down to a multiple of 16; None for all.
