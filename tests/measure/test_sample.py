@@ -87,7 +87,7 @@ def test_the_estimate_is_what_the_drawn_rows_bring(given):
     alone = dataclasses.replace(call, queries=dataclasses.replace(call.queries, keep=keep))
     # Marking the other rows as padding moves the first token of queries in cross-attention: positions are not compared.
     want = take(alone, statistics=DEFAULT)
-    relative = ("pooled_map", "entropy_by_position", "distance", "distance_absolute", "offsets", "distance_histogram")
+    relative = ("pooled_map", "entropy_by_position", "sink_by_position", "distance", "offsets", "span90")
     scale = 150 / 64
     for name, part in want.items():
         if isinstance(part, str) or name.startswith(("rows_", "output_", "received", "effective")) or name == "cka":
