@@ -62,8 +62,8 @@ def observe(
         targets: Patterns by name, on top of the token before ("previous"), two before ("previous2"), after ("next") and
             itself ("self"). For each the weight on its pairs (`NAME`), what an even spread would put there
             (`NAME_even`), the weight with the sink set aside (`NAME_content`) and the share of rows whose largest
-            weight is on one (`NAME_argmax`) are measured, over rows that see one. Positions count from the first real token of a row. A list holds one
-            pattern for each document.
+            weight is on one (`NAME_argmax`) are measured, over rows that see one. Positions count from the first real
+            token of a row. A list holds one pattern for each document.
         classes: Classes of tokens and which are special, from `token_classes`; None leaves them out.
         name: Name of the model in the record.
         run: Which rows are measured, what is kept on disk meanwhile, and who is told: see `Run`.

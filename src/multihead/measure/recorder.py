@@ -150,7 +150,7 @@ def _checked(statistics: Sequence[Statistic]) -> tuple[Quantity, ...]:
             )
         if name in names[:place]:
             raise MultiheadError(
-                asked="one name for each statistic and target (a target also takes NAME_argmax, NAME_even and NAME_content)",
+                asked="one name for each statistic and target (targets also take NAME_argmax, NAME_even, NAME_content)",
                 arrived=f"{name!r} twice",
                 remedy="give the target another name, or leave the statistic out",
             )

@@ -64,7 +64,7 @@ class Scene:
         vocabulary: Classes and special tokens, or None.
         targets: Patterns by name.
         factor: For each head a matrix R with ||R o|| = ||W_O o|| for every head output o, or None.
-        sunk: Which keys belong to the sink: the first real key of each sequence and, where they are known, special ones.
+        sunk: Which keys belong to the sink: the first real key of each sequence, and special ones where known.
         special: Which keys are special tokens, or None where nothing tells.
         classes: Class of each key among the vocabulary's names where the caller gave it by place, or None.
     """

@@ -33,7 +33,7 @@ def take(whole: Whole) -> tuple[Contribution]:
 def _hsic(
     output: Float[Tensor, "batch heads rows width"], rows: Bool[Tensor, "batch 1 rows"]
 ) -> Float64[Tensor, "batch heads heads"]:
-    """HSIC with linear kernels. Outputs less their mean leave it as it is, and make most of its sums vanish:
+    """HSIC with linear kernels. Outputs less their mean leave it as it is, and make most of its sums vanish.
 
     With K = X X^T and L = Y Y^T without their diagonals a and b, rows of K sum to -a. So what is left of
     [tr(K L) + 1'K1 1'L1 / ((n-1)(n-2)) - 2 1'KL1 / (n-2)] / (n (n-3)) takes a, b and tr(K L) alone.

@@ -55,13 +55,15 @@ def pair_quantities(name: str, words: str, condition: str) -> tuple[Quantity, ..
             name=f"{name}_argmax",
             title=f"largest weight on {words}",
             unit="share",
-            formula=f"share of rows whose largest weight (first of equals) has [{condition}], of those that see such a key",
+            formula=f"share of rows whose largest weight (first of equals) has [{condition}], {rows}",
         ),
         Quantity(
             name=f"{name}_even",
             title=f"weight on {words}, of an even spread",
             unit="share",
-            formula=f"mean of (visible keys with [{condition}]) / (visible keys) {rows}; a learned sink is one more key",
+            formula=(
+                f"mean of (visible keys with [{condition}]) / (visible keys) {rows}; a learned sink is one more key"
+            ),
         ),
         Quantity(
             name=f"{name}_content",

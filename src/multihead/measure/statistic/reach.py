@@ -192,8 +192,8 @@ REACH = OfTile(
             title="distance that holds 90 % of the weight",
             unit="tokens",
             formula=(
-                "mean over rows of the smallest w with sum_j A_ij [|i - j| <= w] >= 0.9 sum_j A_ij; exact up to 15, beyond "
-                "it w = low + (high - low) x the share of the octave's weight that is needed, octave 2^k to 2^(k+1) - 1"
+                "mean over rows of the smallest w with sum_j A_ij [|i - j| <= w] >= 0.9 sum_j A_ij; exact up to 15, "
+                "beyond w = low + (high - low) x the needed share of the weight of the octave 2^k to 2^(k+1) - 1"
             ),
         ),
         Quantity(

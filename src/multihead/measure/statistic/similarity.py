@@ -35,7 +35,9 @@ SIMILARITY = OfTile(
             name="similarity",
             title="alike in weights",
             unit="share",
-            formula="of heads h, g of a layer: mean over rows of sum_j sqrt(A_hij A_gij); a learned sink is one more key",
+            formula=(
+                "of heads h, g of a layer: mean over rows of sum_j sqrt(A_hij A_gij); a learned sink is one more key"
+            ),
             shape=(0,),
             pairs=True,
         ),
