@@ -68,7 +68,10 @@ def ends(packed, heads):
 
 def stat(data, wanted):
     """One statistic of a page by its id."""
-    return {"of": "", "even": "", "unit": "", "ends": None} | next(s for s in data["stats"] if s["id"] == wanted)
+    own = next(s for s in data["stats"] if s["id"] == wanted)
+    first = next(s for s in data["stats"] if s["id"].split("/")[1] == wanted.split("/")[1])
+    shared = {k: first[k] for k in ("of", "even", "unit", "title") if k in first}
+    return {"of": "", "even": "", "unit": "", "ends": None} | shared | own
 
 
 def unpack(packed, heads):

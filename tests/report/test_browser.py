@@ -102,6 +102,15 @@ def test_columns_sort_up_and_down(visit):
         assert page.locator("tbody th a").all_inner_texts() == page.data["names"]
 
 
+def test_every_other_number_can_colour_the_grid(visit):
+    with visit("stacks") as page:
+        options = page.locator("#other option").evaluate_all("all => all.map(e => e.value)")
+        first = [s["id"] for s in page.data["stats"] if "first" in s]
+        plain = [s["id"] for s in page.data["stats"] if not stat(page.data, s["id"])["of"]]
+        assert sorted([*options[1:], *first]) == sorted(plain)
+        assert "texts/entropy" in options
+
+
 def test_the_table_grows_to_all_numbers(visit):
     with visit("wide") as page:
         page.locator("#table summary").click()

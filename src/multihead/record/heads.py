@@ -115,7 +115,8 @@ class HeadStatistics:
         quantity = self.quantity(name)
         of_units = bool(self.units) and name in self.unit_sums
         sums, counts = (self.unit_sums, self.unit_counts) if of_units else (self.sums, self.counts)
-        return resample(quantity, self.heads, sums[name], counts[name], documents=self.documents, level=level)
+        with np.errstate(invalid="ignore"):  # an infinite sum makes NaN of the resamples that leave it out
+            return resample(quantity, self.heads, sums[name], counts[name], documents=self.documents, level=level)
 
     @property
     def interval_units(self) -> str:

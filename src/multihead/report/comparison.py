@@ -134,10 +134,17 @@ class _Side:
         ]
 
 
+def _telling(found: Comparison) -> list[Drift]:
+    """The numbers that say something of the heads, not of the texts: baselines and counts of rows are left out."""
+    return [
+        d for d in found.drifts if not d.quantity.name.endswith("_even") and not d.quantity.name.startswith("rows_")
+    ]
+
+
 def _drifts(found: Comparison, speech: Speech) -> list[DriftRow]:
     """The numbers, those that moved most heads beyond their intervals first."""
     rows: list[DriftRow] = []
-    for drift in found.drifts:
+    for drift in _telling(found):
         change = np.where(np.isfinite(drift.change), np.abs(drift.change), -1.0)
         if change.max(initial=-1.0) < 0:
             continue
@@ -159,7 +166,7 @@ def _drifts(found: Comparison, speech: Speech) -> list[DriftRow]:
 
 def _changes(found: Comparison, speech: Speech) -> list[ChangeRow]:
     """The largest changes, each as a share of the scale of its number."""
-    every = [(drift, head) for drift in found.drifts for head in range(len(found.heads))]
+    every = [(drift, head) for drift in _telling(found) for head in range(len(found.heads))]
     known = [(d, h) for d, h in every if np.isfinite(d.change[h]) and d.change[h] != 0]
     apart = [(d, h) for d, h in known if d.apart[h]]
     scales = {id(drift): _scale(drift) for drift in found.drifts}
@@ -188,7 +195,10 @@ def _changes(found: Comparison, speech: Speech) -> list[ChangeRow]:
 def _scale(drift: Drift) -> float:
     values = np.concatenate([drift.before, drift.after])
     finite = values[np.isfinite(values)]
-    return max(float(finite.max() - finite.min()), 1e-12) if finite.size else 1.0
+    if not finite.size:
+        return 1.0
+    # Where all heads have almost one value, a small step must not look like a large one.
+    return max(float(finite.max() - finite.min()), 0.1 * float(np.abs(finite).max()), 1e-12)
 
 
 def _with_unit(value: float, unit: str, speech: Speech) -> str:

@@ -34,6 +34,7 @@ CHARTS = {
 BY_DISTANCE = frozenset({"distance_histogram", "offsets"})
 """Arrays along query minus key: drawn with what lies back at the left."""
 _ALWAYS = frozenset({"low", "high"})
+_OWN = frozenset({"id", "values", "ends", "sampled", "first", "lines"})
 LABEL = 40
 """Characters of the name of an entry that are shown."""
 TITLE = 120
@@ -160,7 +161,9 @@ def _stats(columns: Sequence[Column], speech: Speech) -> list[dict[str, object]]
             "first": column.first,
             "lines": list(column.thresholds),
         }
-        told.append({key: value for key, value in facts.items() if key in _ALWAYS or value})
+        # A number of the repeats takes its names and its scale from the texts.
+        kept = _OWN if by_name[q.name][0] is not column else frozenset(facts)
+        told.append({key: value for key, value in facts.items() if key in kept and (key in _ALWAYS or value)})
     return told
 
 

@@ -3,6 +3,7 @@
 import base64
 import functools
 import hashlib
+import re
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -15,6 +16,8 @@ SCRIPTS = ("data.js", "draw.js", "chart.js", "grid.js", "legend.js", "card.js", 
 """Files of the page's script, joined in this order."""
 LONGEST = 240
 """Characters of one text from outside that are shown."""
+_REMARK = re.compile(r"\s{2,}// .*$")
+"""A remark behind a line of script."""
 _TEMPLATES = ("page.html.jinja", "grid.html.jinja", "compare.html.jinja")
 
 
@@ -56,7 +59,7 @@ def page_file(name: str) -> str:
 
 def join_scripts(*names: str) -> Markup:
     """The script of a page: one element, one hash; indents and lines of comment stay behind (no string spans lines)."""
-    lines = (line.strip() for name in names for line in page_file(name).splitlines())
+    lines = (_REMARK.sub("", line).strip() for name in names for line in page_file(name).splitlines())
     return Markup("\n".join(line for line in lines if line and not line.startswith("//")))
 
 

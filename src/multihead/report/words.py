@@ -159,7 +159,7 @@ def pick_starts(found: Judgement, parts: Sequence[Part], speech: Speech) -> list
     return out
 
 
-def write_rules(found: Judgement, sink: str, speech: Speech) -> list[RuleRow]:
+def write_rules(found: Judgement, sink: str, over: str, speech: Speech) -> list[RuleRow]:
     """How each word is decided, with its count; None where the record lacks its statistic."""
     counts = dict(zip((rule.key for rule in found.rules), found.counts(), strict=True))
     aside_of = {rule.key: r.aside for rule, r in zip(found.rules, found.readings, strict=False)}
@@ -179,9 +179,16 @@ def write_rules(found: Judgement, sink: str, speech: Speech) -> list[RuleRow]:
         ("unsure", True, int((found.rival >= 0).sum()), None),
     ]
     for key, known, count, threshold in more:
-        text = speech(f"rule.{key}.said", t=threshold, aside=aside)
+        text = speech(f"rule.{key}.said", t=threshold, aside=aside, over=over)
         rows.append(RuleRow(key=key, word=speech(f"rule.{key}"), count=count if known else None, text=text))
     return rows
+
+
+def describe_over(statistics: HeadStatistics, speech: Speech) -> str:
+    """What is drawn anew for intervals: documents, or pieces of them where documents are few."""
+    if not statistics.units:
+        return speech("over.documents")
+    return speech("over.chunks" if statistics.sampling else "over.blocks")
 
 
 def describe_left() -> str:

@@ -81,13 +81,13 @@ function alike(h) {                            // the three heads of its layer t
   if (!near.length) return null;
   const said = (a, g) => a ? show(array(a, h)[D.heads[g][2]], "") : null;
   return make("div", {class: "alike"},
-    make("h3", {}, t("s.alike", {l: D.heads[h][1]}), make("span", {}, " " + t("s.alike.note", {aside: first === content ? t("s.alike.aside") : ""}))),
+    make("h3", {}, t("s.alike", {l: D.heads[h][1]}), make("span", {}, " " + [pattern && t("s.alike.pattern"), content && t("s.alike.aside"), output && t("s.alike.output")].filter(Boolean).join(t("comma")))),
     make("div", {}, near.map(([g]) => {
       const classes = [...CELLS[g].classList].filter(k => /^(cell|p\d+|k\d+|r-)/.test(k)), canvas = CELLS[g].querySelector("canvas");
       const copy = canvas ? make("canvas", {width: canvas.width, height: canvas.height}) : null;
       copy?.getContext("2d").drawImage(canvas, 0, 0);
       const twin = make("span", {class: [...classes, copy ? "own" : ""].join(" ")}, make("i", {}, copy));
-      const b = make("button", {type: "button", "data-i": g}, twin, make("b", {}, D.names[g]), make("span", {}, [said(first, g), said(output, g)].filter(x => x !== null).join(t("comma"))));
+      const b = make("button", {type: "button", "data-i": g}, twin, make("b", {}, D.names[g]), make("span", {}, [said(pattern, g), said(content, g), said(output, g)].filter(x => x !== null).join(t("comma"))));
       return b;
     })));
 }

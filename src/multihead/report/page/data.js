@@ -30,8 +30,11 @@ function ends(packed) {                        // [low, high] of every head; NaN
   const at = i => q[i] === 65535 ? NaN : packed.low + (packed.high - packed.low) * q[i] / 65534;
   return HEADS.map(h => [at(2 * h), at(2 * h + 1)]);
 }
+const NAMED = new Map();                      // what the parts share: the first of a name brings titles and scale
 for (const s of D.stats) {
   [s.part, s.name] = [s.id.slice(0, s.id.indexOf("/")), s.id.slice(s.id.indexOf("/") + 1)];
+  if (NAMED.has(s.name)) { const {ends: _, sampled: __, first: ___, lines: ____, ...shared} = NAMED.get(s.name); Object.assign(s, {...shared, ...s}); }
+  else NAMED.set(s.name, {...s});
   s.values = floats(s.values); s.ends = ends(s.ends); s.sampled = ends(s.sampled); s.lines ??= [];
 }
 for (const r of D.rules) if (r.values) { r.values = floats(r.values); r.ends = ends(r.ends); r.even &&= floats(r.even); }

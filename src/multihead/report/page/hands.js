@@ -164,11 +164,16 @@ document.addEventListener("focusin", e => tip(e.target));
 addEventListener("hashchange", () => { const h = fromAddress(); show_(); thumbnails(); arrange(); paint(); if (h >= 0) choose(h); });
 $("theme").addEventListener("click", theme);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawMap);
+matchMedia("print").addEventListener("change", drawMap);
 let before; addEventListener("beforeprint", () => { before = root.dataset.theme; root.dataset.theme = "light"; drawMap(); });
 addEventListener("afterprint", () => { if (before) root.dataset.theme = before; else delete root.dataset.theme; drawMap(); });
 let wide = innerWidth; addEventListener("resize", () => { if (innerWidth !== wide) { wide = innerWidth; staples(); legend(); card(); } });
 $("how").open = $("table").open = false;
 for (const cell of CELLS) { cell.tabIndex = -1; cell.setAttribute("aria-selected", "false"); }
+for (const group of document.querySelectorAll("#other optgroup")) {
+  const mine = D.stats.filter(s => s.part === group.dataset.part && !s.first && !s.of && s.values.some(v => !isNaN(v)));
+  group.append(...mine.map(s => make("option", {value: s.id}, s.title)));
+}
 const asked = fromAddress();
 show_(); if (own()) thumbnails();
 arrange(); paint(); choose(asked >= 0 ? asked : S.head);
