@@ -106,7 +106,10 @@ def test_every_field_comes_back(name, padding, tmp_path):
     documents = [Document(name=n, digest=n, tokens=9) for n in "ab"]
     want = observe(model, batches, documents=documents, targets={"two": distance(2)})
     for _ in range(2):
-        assert observe(model, batches, documents=documents, targets={"two": distance(2)}, run=Run(journal=tmp_path)) == want
+        assert (
+            observe(model, batches, documents=documents, targets={"two": distance(2)}, run=Run(journal=tmp_path))
+            == want
+        )
 
 
 def test_sampled_rows_are_the_same_after_going_on(tmp_path):

@@ -50,9 +50,9 @@ def observe(
     Each row of each batch is measured by itself and added to its document in float64, so that the record of two lists
     of documents is, bit for bit, the merge of their records, if their batches are the same.
 
-    With `run.rows` only so many query rows of longer calls are measured: neighbouring rows form strata, and 16 groups take
-    one row by chance from each. Sums are then estimates for all rows, and `record.sampling_interval` tells how far off
-    they may be. Statistics of outputs are taken of all rows, and so are layers where that costs less.
+    With `run.rows` only so many query rows of longer calls are measured: neighbouring rows form strata, and 16 groups
+    take one row by chance from each. Sums are then estimates for all rows, and `record.sampling_interval` tells how far
+    off they may be. Statistics of outputs are taken of all rows, and so are layers where that costs less.
 
     Args:
         model: A transformers model, or one built on `MultiHeadAttention`.

@@ -20,7 +20,7 @@ _AT_ONCE = 1 << 22
 """Resampled values held at a time."""
 
 _FREEDOM = (GROUPS - 1) / 2
-"""Degrees of freedom of a variance from `GROUPS` totals: half of what normal totals would have, as theirs have tails."""
+"""Degrees of freedom of a variance from `GROUPS` totals: half of what normal totals have, as theirs have tails."""
 
 _FEW_ROWS = 8
 """With fewer drawn rows than this behind a value nothing is said of it but its bounds."""
