@@ -1,6 +1,5 @@
 """Runs a tiny random model of every family with and without watch; writes docs/reference/families.md and the list.
 
-
     python docs/families.py          # writes both
     python docs/families.py --check  # writes nothing, fails if they would change
 
