@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,13 +114,14 @@ def test_every_field_comes_back(name, padding, tmp_path):
 
 
 def test_sampled_rows_are_the_same_after_going_on(tmp_path):
-    model = FAMILIES["bert"].build().double()
-    batches = [Batch(inputs={"input_ids": torch.randint(5, 90, (1, 64))}, document=(d,)) for d in (0, 1, 0)]
-    documents = [Document(name=n, digest=n, tokens=64) for n in "ab"]
-    given = {"documents": documents, "rows": 64}
+    model = FAMILIES["llama"].build()
+    batches = [Batch(inputs={"input_ids": torch.randint(5, 90, (1, 300))}, document=(d,)) for d in (0, 1, 0)]
+    documents = [Document(name=n, digest=n, tokens=300) for n in "ab"]
     with pytest.raises(Stop):
-        observe(model, batches, **given, run=Run(journal=tmp_path, on_batch=stopping(1)))
-    assert observe(model, batches, **given, run=Run(journal=tmp_path)) == observe(model, batches, **given)
+        observe(model, batches, documents=documents, run=Run(rows=64, journal=tmp_path, on_batch=stopping(1)))
+    again = observe(model, batches, documents=documents, run=Run(rows=64, journal=tmp_path))
+    assert again == observe(model, batches, documents=documents, run=Run(rows=64))
+    assert again.sampling, "some rows were left out"
 
 
 @pytest.mark.parametrize("harm", ["cut", "empty", "changed", "renamed"])
@@ -166,7 +168,7 @@ def _other_input(given):
         (_other_weights, "another weights"),
         (_other_input, "another batches"),
         (lambda g: g.update(statistics=DEFAULT[:-1]), "another statistics"),
-        (lambda g: g.update(rows=64), "another rows"),
+        (lambda g: g.update(run=Run(rows=64)), "another rows"),
         (lambda g: g.update(targets={"two": distance(2)}), "another statistics"),
         (lambda g: g.update(name="other"), "another name"),
         (lambda g: g["model"].double(), "another weights"),
@@ -186,7 +188,8 @@ def test_the_journal_of_another_run_is_refused(seed, tmp_path, change, told):
     with pytest.raises(
         MultiheadError, match=rf"got: a run with {told} \(then .*, now .*\n  fix: run it as it was begun"
     ):
-        observe(given.pop("model"), given.pop("batches"), **given, run=Run(journal=tmp_path))
+        run_of = replace(given.pop("run", Run()), journal=tmp_path)
+        observe(given.pop("model"), given.pop("batches"), **given, run=run_of)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
