@@ -184,12 +184,12 @@ def test_the_journal_of_another_run_is_refused(seed, tmp_path, change, told):
     model, batches, documents = plan(seed)
     given = {"model": model, "batches": batches, "documents": documents}
     change(given)
+    given["run"] = replace(given.get("run", Run()), journal=tmp_path)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     with pytest.raises(
         MultiheadError, match=rf"got: a run with {told} \(then .*, now .*\n  fix: run it as it was begun"
     ):
-        run_of = replace(given.pop("run", Run()), journal=tmp_path)
-        observe(given.pop("model"), given.pop("batches"), **given, run=run_of)
+        observe(given.pop("model"), given.pop("batches"), **given)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
