@@ -122,12 +122,12 @@ def test_spans_cover_the_patches_and_show_what_the_model_sees():
 def test_fine_grids_are_taken_together():
     model = hf.ViTModel(hf.ViTConfig(**(PICTURE | {"image_size": 68, "patch_size": 4})))
     span = encode_pictures(model.eval(), picture_facts(model), [picture()]).batches[0].spans[0]
-    assert span.grid == (9, 9)
+    assert span.grid == (6, 6)
     assert len(span.units) == 17 * 17
-    assert len(span.texts) == 81
+    assert len(span.texts) == 36
     units = np.array(span.units).reshape(17, 17)
-    assert units[:2, :2].tolist() == [[0, 0], [0, 0]]
-    assert (units[0, 2], units[2, 0], units[16, 16]) == (1, 9, 80)
+    assert units[:3, :3].tolist() == [[0] * 3] * 3
+    assert (units[0, 3], units[3, 0], units[16, 16]) == (1, 6, 35)
 
 
 def test_windows_have_no_patches_to_be_told():

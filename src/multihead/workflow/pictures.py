@@ -20,7 +20,7 @@ from multihead.workflow.media import EXAMPLES, EncodedMedia, at_rest, place_of
 PLACES = ("special", "register", "patch")
 """Classes of the places of a picture: CLS (and DeiT's distillation token), register tokens, patches."""
 
-LARGEST_GRID = 16
+LARGEST_GRID = 8
 """Rows and columns of units on the page; finer patches are taken together in squares."""
 
 # More than these in front of the patches are no tokens of their own kind but another way of reading a picture.

@@ -87,7 +87,7 @@ function alike(h) {                            // the three heads of its layer t
       const copy = canvas ? make("canvas", {width: canvas.width, height: canvas.height}) : null;
       copy?.getContext("2d").drawImage(canvas, 0, 0);
       const twin = make("span", {class: [...classes, copy ? "own" : ""].join(" ")}, make("i", {}, copy));
-      const b = make("button", {type: "button", "data-i": g}, twin, make("b", {}, D.names[g]), make("span", {}, [said(pattern, g), said(content, g), said(output, g)].filter(x => x !== null).join(t("comma"))));
+      const b = make("button", {type: "button", "data-i": g}, twin, make("b", {}, D.names[g].split(".").slice(-2).join(".")), make("span", {}, [said(pattern, g), said(content, g), said(output, g)].filter(x => x !== null).join(t("comma"))));
       return b;
     })));
 }
