@@ -1,5 +1,6 @@
 import re
 from dataclasses import replace
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -142,3 +143,13 @@ def test_the_sink_is_called_by_its_name():
 def test_the_largest_output_is_not_needed():
     record = with_values({"output_ratio": [np.nan, np.nan]})
     assert pick_starts(judge(record), parts_of(record), ENGLISH) == []
+
+
+def test_words_of_the_style_have_a_chinese_rule():
+    """Row and column labels are written by the style sheet."""
+    style = (files("multihead.report") / "page/page.css").read_text(encoding="utf-8")
+    rules = re.findall(r'([^{}]+)\{content:((?:"[^"]*"|attr\([^)]*\)|\s)+)', style)
+    spoken = [selector.strip() for selector, content in rules if re.search(r'"[^"\\]*[a-z]', content)]
+    chinese = {selector.strip().replace(":lang(zh)", "") for selector, _ in rules if ":lang(zh)" in selector}
+    assert spoken
+    assert set(spoken) <= chinese
