@@ -1,21 +1,33 @@
 import copy
+import itertools
+import re
 import webbrowser
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+import transformers as hf
 
 import multihead as mh
 from hooks.families import FAMILIES
-from multihead.corpus import Text
+from interop.test_facts import SEERS
+from multihead.corpus import Picture, Sound, Text
+from multihead.interop import picture_facts, quiet_transformers, sound_facts
+from multihead.measure import discard_journal
 from multihead.report import render_page
-from multihead.workflow import Progress
-from workflow.fakes import LetterTokenizer, bert, t5
+from multihead.workflow import OpenedModel, Progress, plan
+from workflow.fakes import LetterTokenizer, bert, randomised, t5
 
 TEXTS = ["the cat sat on the mat. the cat slept.", "a dog, a hen, a dog."]
 
 
+def tiny(name):
+    return OpenedModel(model=bert(), tokenizer=LetterTokenizer(), name=name)
+
+
 def test_report_has_every_head_and_can_be_saved_and_read_again(tmp_path):
-    report = mh.checkup(bert(), LetterTokenizer(), TEXTS, name="tiny", repeats=2)
+    report = mh.checkup(tiny("tiny"), None, TEXTS, repeats=2)
     assert [str(h) for h in report.statistics.heads] == [f"L{i}.H{j}" for i in range(2) for j in range(3)]
     assert [d.name for d in report.statistics.documents] == ["text 0", "text 1"]
     assert len(report.repeats.documents) == 2
@@ -60,37 +72,287 @@ def test_facts_say_which_way_the_model_looks():
     assert mh.checkup(bert(), LetterTokenizer(), TEXTS, repeats=0).repeats is None
 
 
-def test_progress_counts_to_the_end():
+def test_progress_counts_every_chunk_to_the_end():
     told = []
-    mh.checkup(bert(), LetterTokenizer(), TEXTS, repeats=2, on_progress=told.append)
-    assert [p.doing for p in told] == ["text 0", "text 1", "repeated-00", "repeated-01"]
-    assert (
-        told[-1].done
-        == told[-1].total
-        == sum(map(len, TEXTS)) + 4 + sum(p.done - q.done for p, q in [(told[3], told[1])])
-    )
+    mh.checkup(bert(), LetterTokenizer(), TEXTS, repeats=2, max_length=24, on_progress=told.append)
     assert all(isinstance(p, Progress) for p in told)
+    # 38 letters of 22 a chunk (24 less [CLS] and [SEP]) are 2 chunks or more, as words are left whole; 20 are one.
+    names = [p.doing for p in told]
+    assert list(dict.fromkeys(names)) == ["text 0", "text 1", "repeated-00", "repeated-01"]
+    chunks = {name: names.count(name) for name in names}
+    assert chunks["text 0"] >= 2
+    assert chunks["text 1"] == 1
+    done = [0, *(p.done for p in told)]
+    steps = [b - a for a, b in itertools.pairwise(done)]
+    assert all(0 < step <= 24 for step in steps)
+    places = dict.fromkeys(names, 0)
+    for name, step in zip(names, steps, strict=True):
+        places[name] += step
+    assert places["text 0"] == len(TEXTS[0]) + 2 * chunks["text 0"]
+    assert places["text 1"] == len(TEXTS[1]) + 2 * chunks["text 1"]
+    assert {p.total for p in told} == {told[-1].done}
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_ctrl_c_keeps_the_finished_documents(after, tmp_path):
+    model = bert()
+    texts = [*TEXTS, "one more text to read."]
+    report = mh.checkup(model, LetterTokenizer(), texts, repeats=0, on_progress=stopping(after))
+    whole = mh.checkup(model, LetterTokenizer(), texts, repeats=0)
+    kept = len(report.statistics.documents)
+    assert not report.record.complete
+    assert "interrupted" in repr(report)
+    # It comes while the document is being told: that one may be in or not.
+    assert kept in (after - 1, after)
+    assert [d.name for d in report.statistics.documents] == [f"text {i}" for i in range(kept)]
+    for name in ("entropy", "offsets"):
+        assert (report.statistics.sums[name] == whole.statistics.sums[name][:kept]).all()
+    if kept:
+        report.save(tmp_path)
+        assert mh.load_checkup(tmp_path).record == report.record
+
+
+def test_ctrl_c_among_the_repeats_keeps_the_texts():
+    model = bert()
+    report = mh.checkup(model, LetterTokenizer(), TEXTS, repeats=3, on_progress=stopping(4))
+    whole = mh.checkup(model, LetterTokenizer(), TEXTS, repeats=3)
+    assert not report.record.complete
+    assert report.statistics == whole.statistics
+    assert len(report.repeats.documents) in (1, 2)
+
+
+def stopping(after):
+    """A progress that presses Ctrl-C at the so-manieth chunk."""
+    seen = []
+
     def stop(progress):
         seen.append(progress)
         if len(seen) == after:
             raise KeyboardInterrupt
 
-    seen = []
+    return stop
+
+
+@pytest.mark.parametrize(("after", "rows"), [(1, 64), (2, None), (4, None)])
+def test_a_journal_goes_on_bit_for_bit(after, rows, tmp_path):
+    tokenizer, texts = LetterTokenizer(), [TEXTS[0] * 3, TEXTS[1]]
+    model = bert(layers=1, length=96)
+    asked = {"repeats": 2, "rows": rows, "max_length": 96}
+    whole = mh.checkup(model, tokenizer, texts, **asked)
+    cut = mh.checkup(model, tokenizer, texts, **asked, journal=tmp_path / "j", on_progress=stopping(after))
+    assert not cut.record.complete
+    runs = []
+    with model.register_forward_pre_hook(lambda *_: runs.append(1)):
+        told = []
+        again = mh.checkup(model, tokenizer, texts, **asked, journal=tmp_path / "j", on_progress=told.append)
+    assert len(runs) == len(told) - after
+    assert replace(again.record, created=whole.record.created) == whole.record
+    discard_journal(tmp_path / "j")
+    assert not (tmp_path / "j").exists()
+
+
+def test_a_journal_of_another_checkup_is_refused_and_kept(tmp_path):
     model = bert()
-    texts = [*TEXTS, "one more text to read."]
-    report = mh.checkup(model, LetterTokenizer(), texts, repeats=0, on_progress=stop)
-    whole = mh.checkup(model, LetterTokenizer(), texts, repeats=0)
-    assert not report.record.complete
-    assert [d.name for d in report.statistics.documents] == [f"text {i}" for i in range(after)]
-    for name in ("entropy", "offsets"):
-        kept = report.statistics.sums[name]
-        assert (kept == whole.statistics.sums[name][:after]).all()
+    asked = {"repeats": 0, "journal": tmp_path}
+    mh.checkup(model, LetterTokenizer(), TEXTS, **asked, on_progress=stopping(1))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(before) == 2  # the header and one chunk
+    for other, says in (({"max_length": 8}, "batches"), ({"rows": 64}, "rows")):
+        with pytest.raises(mh.MultiheadError, match=rf"go on with the run(.|\n)*{says}(.|\n)*begin anew"):
+            mh.checkup(model, LetterTokenizer(), TEXTS, **asked, **other)
+    with pytest.raises(mh.MultiheadError, match="weights"):
+        mh.checkup(bert(), LetterTokenizer(), TEXTS, **asked)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_some_rows_bring_intervals_around_the_exact_numbers():
+    model, text = bert(layers=1, length=192), "the cat sat on the mat. a dog, a hen. " * 4
+    exact = mh.checkup(model, LetterTokenizer(), [text], repeats=0).record
+    drawn = mh.checkup(model, LetterTokenizer(), [text], repeats=0, rows=64).record
+    assert exact.settings["rows"] == "all"
+    assert drawn.settings["rows"] == "64"
+    assert not exact.texts.sampling
+    assert "entropy" in drawn.texts.sampling
+    ends = drawn.texts.sampling_interval("entropy", level=0.9999)
+    value = exact.texts.value("entropy")
+    assert all(low <= v <= high for v, (low, high) in zip(value, np.stack(ends, -1), strict=True))
+    assert (ends[1] > ends[0]).all()
+    with pytest.raises(mh.MultiheadError, match="rows"):
+        mh.checkup(model, LetterTokenizer(), [text], repeats=0, rows=3)
+
+
+def picture(name="p"):
+    return Picture(name, torch.randint(0, 256, (40, 30, 3), dtype=torch.uint8))
+
+
+def noise(seconds=1.0, name="n"):
+    return Sound(name, 0.3 * torch.randn(int(seconds * 16000)), 16000)
+
+
+def viewer():
+    return randomised(FAMILIES["vit"].build())
+
+
+def hearer():
+    config = FAMILIES["whisper"].config()
+    config.max_source_positions, config.vocab_size = 100, 40
+    model = randomised(hf.WhisperForConditionalGeneration(config))
+    model.generation_config.eos_token_id = 2
+    return model
+
+
+def test_pictures_are_read_and_told(tmp_path):
+    told = []
+    report = mh.checkup(viewer(), None, [picture("a"), picture("b")], on_progress=told.append)
+    record = report.record
+    assert record.reads == "images"
+    assert record.repeats is None
+    assert [(d.name, d.tokens) for d in record.texts.documents] == [("a", 17), ("b", 17)]
+    assert [(p.done, p.total, p.doing) for p in told] == [(17, 34, "a"), (34, 34, "b")]
+    assert {"same_row", "same_column", "neighbour", "token_class"} <= {q.name for q in record.texts.quantities}
+    assert record.texts.quantity("token_class").labels == ("special", "register", "patch")
+    assert "rows" in record.settings
+    assert "max_length" not in record.settings
+    page = report.save(tmp_path)
+    assert mh.load_checkup(tmp_path) == report
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_windows_are_said_in_a_note():
+    with quiet_transformers():
+        model = SEERS["swin"]()
+    notes = mh.checkup(model.eval(), None, [picture()]).statistics.notes
+    assert any("windows" in note.text for note in notes)
+
+
+def test_sounds_are_read_and_told(tmp_path):
+    report = mh.checkup(hearer(), Pieces(), [noise(2.5, "a"), noise(0.5, "b")])
+    assert report.record.reads == "audio"
+    assert {h.stack for h in report.statistics.heads} == {"encoder", "decoder", "cross"}
+    assert [d.name for d in report.statistics.documents] == ["a", "b"]
+    assert report.repeats is None
     report.save(tmp_path)
-    assert mh.load_checkup(tmp_path).record == report.record
+    assert mh.load_checkup(tmp_path) == report
+
+
+class Pieces(LetterTokenizer):
+    """Tokens that can be written out again."""
+
+    def decode(self, ids):
+        return "".join(" x" if i % 3 == 0 else "y" for i in ids)
+
+
+def test_an_opened_model_brings_its_name_and_what_it_reads():
+    model, words = bert(), [Text("own", TEXTS[0])]
+    opened = OpenedModel(model=model, tokenizer=LetterTokenizer(), name="mine", texts=words)
+    report = mh.checkup(opened, repeats=0)
+    assert report.record.model.name == "mine"
+    assert [d.name for d in report.statistics.documents] == ["own"]
+    assert mh.checkup(opened, material=TEXTS, repeats=0).statistics.documents[0].name == "text 0"
+    bare = OpenedModel(model=model, tokenizer=None, name="")
+    assert mh.checkup(bare, LetterTokenizer(), TEXTS, repeats=0).record.model.name == "BertModel"
+
+
+def test_without_material_the_default_texts_are_read(monkeypatch):
+    monkeypatch.setattr(plan, "default_texts", lambda: [Text("poem", TEXTS[0])])
+    assert [d.name for d in mh.checkup(bert(), LetterTokenizer(), repeats=0).statistics.documents] == ["poem"]
+    opened = OpenedModel(model=bert(), tokenizer=LetterTokenizer(), name="")
+    assert plan.make_plan(opened, None, max_length=None, repeats=0).courses[0].documents[0].name == "poem"
+
+
+def refused(*given, **named):
+    """The error of a checkup that must not run the model; its three parts."""
+    with pytest.raises(mh.MultiheadError) as caught:
+        mh.checkup(*given, **named)
+    return caught.value
+
+
+def test_what_is_no_material_is_refused():
+    model, tokenizer = bert(), LetterTokenizer()
+    for mixed, names in (
+        (["a text", picture()], "Picture, str"),
+        ([picture(), noise()], "Picture, Sound"),
+    ):
+        error = refused(model, tokenizer, mixed)
+        assert error.arrived == f"a list of {names}"
+        assert "of one kind at a time" in error.remedy
+    error = refused(model, tokenizer, "one string")
+    assert (error.arrived, error.remedy) == ("one string of 10 characters", "wrap it in a list: [text]")
+    error = refused(model, tokenizer, [])
+    assert (error.arrived, error.remedy) == ("none", "pass some, or leave them out for the default texts")
+    assert refused(model, None, TEXTS).arrived == "tokenizer=None"
+
+
+def test_what_a_model_does_not_read_is_refused_with_what_to_do():
+    opened = OpenedModel(model=bert(), tokenizer=LetterTokenizer(), name="b")
+    for material, kind in (([picture()], "images"), ([noise()], "audio")):
+        error = refused(opened, material=material)
+        assert error.asked == f"a model that reads {kind}"
+        assert error.arrived == "BertModel, which reads text"
+        assert error.remedy == "give it texts (--text), or another model"
+    vit = viewer()
+    seen = OpenedModel(model=vit, tokenizer=None, name="v", pictures=picture_facts(vit))
+    error = refused(seen, material=TEXTS)
+    assert error.arrived == "ViTModel, which takes pixel_values"
+    assert "--images" in error.remedy
+    error = refused(seen)
+    assert (error.arrived, error.remedy[:32]) == ("nothing", "give it pictures: --images FOLDE")
+    assert "read_images" in error.remedy
+    error = refused(seen, material=[picture()], max_length=8)
+    assert error.arrived == "max_length=8"
+    assert "leave it out" in error.remedy
+    whisper = hearer()
+    heard = OpenedModel(model=whisper, tokenizer=None, name="w", sounds=sound_facts(whisper))
+    assert "--audio FOLDER, or material=read_sounds(paths)" in refused(heard).remedy
+    error = refused(heard, material=[picture()])
+    assert error.arrived == "WhisperForConditionalGeneration, which reads audio"
+    assert error.remedy == "give it recordings (--audio), or another model"
+    error = refused(vit, material=[noise()])
+    assert error.arrived == "ViTModel, which reads images"
+    assert error.remedy == "give it pictures (--images), or another model"
+
+
+class Strange(torch.nn.Module):
+    """A model that has attention and reads neither tokens, pictures nor sound."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = mh.MultiHeadAttention(8, heads=2)
+
+    def forward(self, states):
+        return self.attention(states)
+
+
+def test_a_model_that_takes_no_tokens_is_refused():
+    error = refused(Strange(), LetterTokenizer(), TEXTS)
+    assert error.arrived == "Strange.forward(states)"
+    assert "mh.watch" in error.remedy
+
+
+def test_the_notes_of_the_encoding_and_of_the_length_are_kept():
+    class Blind(LetterTokenizer):
+        unk_token_id = 3
+        unk_token = "a"
+
+    told = mh.checkup(bert(), Blind(), ["a a a a b", TEXTS[0]], repeats=0).statistics.notes
+    assert any("of the tokens of text 0" in note.text for note in told)
+
+    class Short(LetterTokenizer):
+        model_max_length = 24
+
+    assert mh.checkup(bert(), Short(), [TEXTS[0]], repeats=0).record.model.max_length == 24
+    far = mh.checkup(bert(), Short(), [TEXTS[0]], repeats=0, max_length=43)
+    read = len(TEXTS[0]) + 2
+    told = f"read at {read} tokens, {read / 24:.3g}x the 24 it states"
+    assert any(told in note.text for note in far.statistics.notes)
+
+
+def test_the_page_speaks_the_language_asked_for(tmp_path):
+    report = mh.checkup(bert(), LetterTokenizer(), TEXTS, repeats=0)
+    for lang in ("en", "zh"):
+        page = report.save(tmp_path / lang, lang=lang)
+        assert re.search(rf'<html[^>]* lang="{lang}', page.read_text(encoding="utf-8"))
+    assert mh.load_checkup(tmp_path / "zh") == mh.load_checkup(tmp_path / "en")
 
 
 def test_open_shows_the_page(monkeypatch):
@@ -130,7 +392,7 @@ def test_the_page_names_the_model_not_its_folder():
 
 
 def test_the_page_is_saved_as_it_is_made(tmp_path):
-    report = mh.checkup(bert(), LetterTokenizer(), TEXTS, name="zwölf \U0001f642", repeats=0)
+    report = mh.checkup(tiny("zwölf \U0001f642"), None, TEXTS, repeats=0)
     assert report.save(tmp_path / "new").read_bytes() == render_page(report.record).encode()
 
 

@@ -21,7 +21,7 @@ from multihead.corpus import (
     token_classes,
 )
 from multihead.error import MultiheadError
-from multihead.interop import picture_facts, sound_facts
+from multihead.interop import picture_facts, reads_images, reads_sounds, sound_facts
 from multihead.measure import Batch, Target
 from multihead.record import Document, Note
 from multihead.workflow.encode import Encoded, encode_runs, encode_texts
@@ -36,6 +36,11 @@ COPIES, SHORTEST_BLOCK, LONGEST_BLOCK = 4, 4, 60
 
 Reads = Literal["text", "images", "audio"]
 _KINDS: Mapping[type, Reads] = {str: "text", Text: "text", Picture: "images", Sound: "audio"}
+_NAMED: Mapping[Reads, str] = {
+    "text": "texts (--text)",
+    "images": "pictures (--images)",
+    "audio": "recordings (--audio)",
+}
 Material = Sequence[Text | str] | Sequence[Picture] | Sequence[Sound] | Files[Picture] | Files[Sound]
 """What a checkup reads: texts, pictures or recordings."""
 
@@ -166,7 +171,19 @@ def _texts(opened: OpenedModel, material: Any) -> list[Text]:
     return [Text(f"text {i}", text) if isinstance(text, str) else text for i, text in enumerate(given)]
 
 
+def _check_reads(model: nn.Module, reads: Reads) -> None:
+    fits = {"images": reads_images(model), "audio": reads_sounds(model)}
+    if not fits[reads]:
+        other: Reads = next((kind for kind in ("images", "audio") if fits[kind]), "text")
+        raise MultiheadError(
+            asked=f"a model that reads {reads}",
+            arrived=f"{type(model).__name__}, which reads {other}",
+            remedy=f"give it {_NAMED[other]}, or another model",
+        )
+
+
 def _plan_media(opened: OpenedModel, material: Any, reads: Reads) -> Plan:
+    _check_reads(opened.model, reads)
     encoded: EncodedMedia
     if reads == "images":
         facts = opened.pictures if opened.pictures is not None else picture_facts(opened.model)
