@@ -1,7 +1,7 @@
 """Texts, pictures, recordings, stimuli, packaged models and reactions with known atom maps: what a checkup reads."""
 
 from multihead.corpus.classes import CLASSES, TokenClasses, token_classes
-from multihead.corpus.files import Files
+from multihead.corpus.files import Files, Skipped
 from multihead.corpus.packaged import (
     PACKAGED,
     InstalledModel,
@@ -14,7 +14,7 @@ from multihead.corpus.picture import Picture, grey_png, read_images, resize_pixe
 from multihead.corpus.placing import place_tokens
 from multihead.corpus.published import PUBLISHED
 from multihead.corpus.reactions import Alignment, MappedReaction, align
-from multihead.corpus.reading import Reading, Skipped, read_texts
+from multihead.corpus.reading import Reading, read_texts
 from multihead.corpus.smiles import SmilesTokenizer, smiles_tokens
 from multihead.corpus.sound import Sound, read_sounds, resample
 from multihead.corpus.splitting import LINE_ENDS, split_words

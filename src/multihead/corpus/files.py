@@ -7,10 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar, overload
 
-from multihead.corpus.reading import Skipped
 from multihead.error import MultiheadError
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A file or folder that was met and not read.
+
+    Args:
+        path: Where it lies.
+        reason: Why it was left out.
+    """
+
+    path: Path
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,32 +1,18 @@
 """Reading texts from files and folders: what is read is read whole, what is not read is named."""
 
 import json
-import os
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
 
+from multihead.corpus.files import Skipped, bytes_of, find_files
 from multihead.corpus.text import Text
 from multihead.error import MultiheadError
 
 SUFFIXES = (".txt", ".md", ".jsonl")
 """Endings of the files that are read from folders; a file named by itself is read whatever its ending."""
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """A file or folder that was met and not read.
-
-    Args:
-        path: Where it lies.
-        reason: Why it was left out.
-    """
-
-    path: Path
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,108 +60,21 @@ def read_texts(paths: str | Path | Sequence[str | Path]) -> Reading:
     Example:
         `read_texts(["letters/", "diary.md"])`
     """
-    given = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
-    found: dict[Path, tuple[Path, str]] = {}
-    skipped: list[Skipped] = []
-    for path in given:
-        for file, name, reason in _met(path):
-            if not reason and file.resolve() in found:
-                reason = "it was read already"
-            if reason:
-                skipped.append(Skipped(file, reason))
-            else:
-                found[file.resolve()] = file, name
-    if not found:
-        endings = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
-        raise MultiheadError(
-            asked=f"texts to read: files, or folders with {endings}",
-            arrived=f"{', '.join(map(str, given)) or 'no path'}, with {len(skipped)} files of other kinds",
-            remedy="name a text file, or a folder that holds some",
-        )
-    names = _distinct([name for _, name in found.values()], list(found))
-    texts = tuple(
-        text for (file, _), name in zip(found.values(), names, strict=True) for text in _documents(file, name)
-    )
-    return Reading(texts, tuple(skipped))
+    found = find_files(paths, suffixes=SUFFIXES, kind="texts", read=_documents)
+    return Reading(tuple(text for texts in found for text in texts), found.skipped)
 
 
-def _met(path: Path) -> Iterator[tuple[Path, str, str]]:
-    """Every file at a path: (file, name, reason to leave it out or empty)."""
-    if not path.exists():
-        raise MultiheadError(
-            asked=f"texts from {path}",
-            arrived="nothing of that name exists",
-            remedy="check the path for a typing error",
-        )
-    if not path.is_dir():
-        yield path, path.name, ""
-        return
-    for root, folders, files in os.walk(path, onerror=_cannot_list):
-        here = Path(root)
-        for folder in sorted(folders):
-            if reason := _folder_reason(here / folder):
-                yield here / folder, "", reason
-        folders[:] = sorted(folder for folder in folders if not _folder_reason(here / folder))
-        for file in sorted(files):
-            yield here / file, (here / file).relative_to(path).as_posix(), _file_reason(here / file)
-
-
-def _cannot_list(fault: OSError) -> None:
-    raise MultiheadError(
-        asked=f"the files of the folder {fault.filename}",
-        arrived=str(fault.strerror),
-        remedy="give yourself the right to read the folder, or name its files one by one",
-    ) from fault
-
-
-def _folder_reason(folder: Path) -> str:
-    if folder.name.startswith("."):
-        return "hidden folder"
-    return "link to a folder" if folder.is_symlink() else ""
-
-
-def _file_reason(file: Path) -> str:
-    if file.name.startswith("."):
-        return "hidden file"
-    if file.suffix.lower() not in SUFFIXES:
-        return f"not one of {', '.join(SUFFIXES)}"
-    return "" if file.is_file() else "not a regular file"
-
-
-def _distinct(names: list[str], files: list[Path]) -> list[str]:
-    """Names told apart: those that are shared take in parent folders until no two are the same."""
-    distinct = list(names)
-    while len(counts := Counter(distinct)) < len(distinct):
-        for place, file in enumerate(files):
-            if counts[distinct[place]] > 1:
-                depth = distinct[place].count("/") + 2
-                distinct[place] = "/".join(file.parts[-depth:])
-    return distinct
-
-
-def _documents(file: Path, name: str) -> Iterator[Text]:
+def _documents(file: Path, name: str) -> tuple[Text, ...]:
     if file.suffix.lower() == ".jsonl":
-        yield from _rows(file, name)
-        return
-    content = _decoded(_bytes(file), file, 0)
+        return tuple(_rows(file, name))
+    content = _decoded(bytes_of(file, kind="texts"), file, 0)
     if not content.strip():
         raise MultiheadError(
             asked=f"a text in {file}",
             arrived=f"{len(content)} characters, none of them visible",
             remedy="write something into the file, or leave it out",
         )
-    yield Text(name, content)
-
-
-def _bytes(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as fault:
-        raise MultiheadError(
-            asked=f"the text in {file}",
-            arrived=str(fault.strerror),
-            remedy="give yourself the right to read the file",
-        ) from fault
+    return (Text(name, content),)
 
 
 def _decoded(raw: bytes, file: Path, start: int) -> str:
@@ -198,7 +97,7 @@ def _decoded(raw: bytes, file: Path, start: int) -> str:
 
 def _rows(file: Path, name: str) -> Iterator[Text]:
     start, count = 0, 0
-    for number, raw in enumerate(_bytes(file).splitlines(keepends=True), start=1):
+    for number, raw in enumerate(bytes_of(file, kind="texts").splitlines(keepends=True), start=1):
         line = _decoded(raw, file, start)
         start += len(raw)
         if line.strip():
