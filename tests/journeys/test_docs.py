@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import BertConfig, BertForMaskedLM
 
 import multihead as mh
 from multihead.cli import run
-from workflow.fakes import LetterTokenizer, bert
+from multihead.workflow import OpenedModel
+from workflow.fakes import LetterTokenizer, bert, randomised
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -40,7 +42,7 @@ def options():
         out = StringIO()
         with redirect_stdout(out):
             assert run([*([name] if name else []), "--help"]) == 0
-        found[name] = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", re.sub(r"[│╭╮╰╯─]", " ", out.getvalue())))
+        found[name] = set(re.findall(r"^│ +(--[a-z][a-z-]*)", out.getvalue(), re.MULTILINE))
     return {name: told | {"--help"} for name, told in found.items()}
 
 
@@ -57,17 +59,25 @@ def checkups(tmp_path_factory):
 def test_python_blocks_run(page, checkups, monkeypatch):
     """In the order of the page, each going on with the names of those before it."""
     monkeypatch.chdir(checkups)
-    monkeypatch.setattr(mh, "open_model", lambda name: mh.workflow.OpenedModel(**opened(name)))
-    model = bert()
-    model.loss = None
-    names = {"mh": mh, "torch": torch, "model": model, "tokenizer": LetterTokenizer()}
-    names["inputs"] = {"input_ids": torch.randint(3, 30, (1, 12))}
+    model, ids = twelve_heads(), torch.randint(3, 30, (1, 12))
+    opened = OpenedModel(model=model, tokenizer=LetterTokenizer(), name="tiny")
+    monkeypatch.setattr(mh, "open_model", lambda name: opened, raising=False)
+    names = {"mh": mh, "model": model, "tokenizer": LetterTokenizer(), "inputs": {"input_ids": ids, "labels": ids}}
     for number, block in enumerate(BLOCK.findall(page.read_text(encoding="utf-8"))):
         exec(compile(block, f"{page.name}, block {number}", "exec"), names)
 
 
-def opened(name):
-    return {"model": bert(layers=6, length=64), "tokenizer": LetterTokenizer(), "name": name}
+def twelve_heads():
+    """A masked language model with a head L3.H7, as the pages take for granted."""
+    config = BertConfig(
+        vocab_size=40,
+        hidden_size=24,
+        num_hidden_layers=4,
+        num_attention_heads=12,
+        intermediate_size=16,
+        max_position_embeddings=64,
+    )
+    return randomised(BertForMaskedLM(config))
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if told(p)], ids=short)
