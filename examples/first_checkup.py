@@ -13,7 +13,7 @@ TEXTS = [
 
 def main(out="checkup-example"):
     opened = mh.open_model("minilm")
-    report = mh.checkup(opened.model, opened.tokenizer, TEXTS, name=opened.name)
+    report = mh.checkup(opened, material=TEXTS)
     head = report.statistics["L0.H2"]
     print(f"L0.H2 puts {head.previous:.0%} of its weight on the token before; entropy {head.entropy:.2f} nats")
     print("page:", report.save(Path(out)))
