@@ -3,7 +3,16 @@
 import string
 
 import torch
-from transformers import BertConfig, BertModel, T5Config, T5ForConditionalGeneration
+from transformers import (
+    BertConfig,
+    BertModel,
+    T5Config,
+    T5ForConditionalGeneration,
+    WhisperForConditionalGeneration,
+)
+
+from hooks.families import FAMILIES
+from multihead.corpus import Picture, Sound
 
 LETTERS = string.ascii_lowercase + " .,\n"
 
@@ -72,3 +81,30 @@ def t5():
             )
         )
     )
+
+
+def picture(name="p"):
+    return Picture(name, torch.randint(0, 256, (40, 30, 3), dtype=torch.uint8))
+
+
+def noise(seconds=1.0, name="n"):
+    return Sound(name, 0.3 * torch.randn(int(seconds * 16000)), 16000)
+
+
+def viewer():
+    return randomised(FAMILIES["vit"].build())
+
+
+def hearer():
+    config = FAMILIES["whisper"].config()
+    config.max_source_positions, config.vocab_size = 100, 40
+    model = randomised(WhisperForConditionalGeneration(config))
+    model.generation_config.eos_token_id = 2
+    return model
+
+
+class Pieces(LetterTokenizer):
+    """Tokens that can be written out again."""
+
+    def decode(self, ids):
+        return "".join(" x" if i % 3 == 0 else "y" for i in ids)

@@ -7,17 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import transformers as hf
 
 import multihead as mh
 from hooks.families import FAMILIES
 from interop.test_facts import SEERS
-from multihead.corpus import Picture, Sound, Text
-from multihead.interop import picture_facts, quiet_transformers, sound_facts
+from multihead.corpus import Text
+from multihead.interop import quiet_transformers
 from multihead.measure import discard_journal
 from multihead.report import render_page
 from multihead.workflow import OpenedModel, Progress, plan
-from workflow.fakes import LetterTokenizer, bert, randomised, t5
+from workflow.fakes import LetterTokenizer, Pieces, bert, hearer, noise, picture, t5, viewer
 
 TEXTS = ["the cat sat on the mat. the cat slept.", "a dog, a hen, a dog."]
 
@@ -181,26 +180,6 @@ def test_some_rows_bring_intervals_around_the_exact_numbers():
         mh.checkup(model, LetterTokenizer(), [text], repeats=0, rows=3)
 
 
-def picture(name="p"):
-    return Picture(name, torch.randint(0, 256, (40, 30, 3), dtype=torch.uint8))
-
-
-def noise(seconds=1.0, name="n"):
-    return Sound(name, 0.3 * torch.randn(int(seconds * 16000)), 16000)
-
-
-def viewer():
-    return randomised(FAMILIES["vit"].build())
-
-
-def hearer():
-    config = FAMILIES["whisper"].config()
-    config.max_source_positions, config.vocab_size = 100, 40
-    model = randomised(hf.WhisperForConditionalGeneration(config))
-    model.generation_config.eos_token_id = 2
-    return model
-
-
 def test_pictures_are_read_and_told(tmp_path):
     told = []
     report = mh.checkup(viewer(), None, [picture("a"), picture("b")], on_progress=told.append)
@@ -235,13 +214,6 @@ def test_sounds_are_read_and_told(tmp_path):
     assert mh.load_checkup(tmp_path) == report
 
 
-class Pieces(LetterTokenizer):
-    """Tokens that can be written out again."""
-
-    def decode(self, ids):
-        return "".join(" x" if i % 3 == 0 else "y" for i in ids)
-
-
 def test_an_opened_model_brings_its_name_and_what_it_reads():
     model, words = bert(), [Text("own", TEXTS[0])]
     opened = OpenedModel(model=model, tokenizer=LetterTokenizer(), name="mine", texts=words)
@@ -258,75 +230,6 @@ def test_without_material_the_default_texts_are_read(monkeypatch):
     assert [d.name for d in mh.checkup(bert(), LetterTokenizer(), repeats=0).statistics.documents] == ["poem"]
     opened = OpenedModel(model=bert(), tokenizer=LetterTokenizer(), name="")
     assert plan.make_plan(opened, None, max_length=None, repeats=0).courses[0].documents[0].name == "poem"
-
-
-def refused(*given, **named):
-    """The error of a checkup that must not run the model; its three parts."""
-    with pytest.raises(mh.MultiheadError) as caught:
-        mh.checkup(*given, **named)
-    return caught.value
-
-
-def test_what_is_no_material_is_refused():
-    model, tokenizer = bert(), LetterTokenizer()
-    for mixed, names in (
-        (["a text", picture()], "Picture, str"),
-        ([picture(), noise()], "Picture, Sound"),
-    ):
-        error = refused(model, tokenizer, mixed)
-        assert error.arrived == f"a list of {names}"
-        assert "of one kind at a time" in error.remedy
-    error = refused(model, tokenizer, "one string")
-    assert (error.arrived, error.remedy) == ("one string of 10 characters", "wrap it in a list: [text]")
-    error = refused(model, tokenizer, [])
-    assert (error.arrived, error.remedy) == ("none", "pass some, or leave them out for the default texts")
-    assert refused(model, None, TEXTS).arrived == "tokenizer=None"
-
-
-def test_what_a_model_does_not_read_is_refused_with_what_to_do():
-    opened = OpenedModel(model=bert(), tokenizer=LetterTokenizer(), name="b")
-    for material, kind in (([picture()], "images"), ([noise()], "audio")):
-        error = refused(opened, material=material)
-        assert error.asked == f"a model that reads {kind}"
-        assert error.arrived == "BertModel, which reads text"
-        assert error.remedy == "give it texts (--text), or another model"
-    vit = viewer()
-    seen = OpenedModel(model=vit, tokenizer=None, name="v", pictures=picture_facts(vit))
-    error = refused(seen, material=TEXTS)
-    assert error.arrived == "ViTModel, which takes pixel_values"
-    assert "--images" in error.remedy
-    error = refused(seen)
-    assert (error.arrived, error.remedy[:32]) == ("nothing", "give it pictures: --images FOLDE")
-    assert "read_images" in error.remedy
-    error = refused(seen, material=[picture()], max_length=8)
-    assert error.arrived == "max_length=8"
-    assert "leave it out" in error.remedy
-    whisper = hearer()
-    heard = OpenedModel(model=whisper, tokenizer=None, name="w", sounds=sound_facts(whisper))
-    assert "--audio FOLDER, or material=read_sounds(paths)" in refused(heard).remedy
-    error = refused(heard, material=[picture()])
-    assert error.arrived == "WhisperForConditionalGeneration, which reads audio"
-    assert error.remedy == "give it recordings (--audio), or another model"
-    error = refused(vit, material=[noise()])
-    assert error.arrived == "ViTModel, which reads images"
-    assert error.remedy == "give it pictures (--images), or another model"
-
-
-class Strange(torch.nn.Module):
-    """A model that has attention and reads neither tokens, pictures nor sound."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = mh.MultiHeadAttention(8, heads=2)
-
-    def forward(self, states):
-        return self.attention(states)
-
-
-def test_a_model_that_takes_no_tokens_is_refused():
-    error = refused(Strange(), LetterTokenizer(), TEXTS)
-    assert error.arrived == "Strange.forward(states)"
-    assert "mh.watch" in error.remedy
 
 
 def test_the_notes_of_the_encoding_and_of_the_length_are_kept():

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter, Token
 from rich.console import Console
-from rich.table import Table
 
 from multihead.cli.facts import of_checkup
+from multihead.cli.notes import lines_of
 from multihead.cli.output import Json, tell_json
 from multihead.cli.progress import TokenProgress
 from multihead.corpus import read_images, read_sounds, read_texts
@@ -166,21 +166,19 @@ def _tell(report: Report, page: Path, seconds: float) -> None:
     tokens = sum(d.tokens for d in texts.documents)
     random_tokens = sum(d.tokens for d in report.repeats.documents) if report.repeats else 0
     if not record.complete:
-        console.print("interrupted: what follows is what was measured until then", markup=False)
+        console.print("interrupted: what follows is what was measured until then; --resume goes on", markup=False)
     console.print(
         f"{record.model.name}: {len(texts)} heads; texts: {len(texts.documents)}, {tokens:,} tokens; "
         f"repeated random tokens: {random_tokens:,}; {seconds:.1f} s",
         markup=False,
     )
-    table = Table(box=None, pad_edge=False, show_header=False)
     for words, name, on_repeats in _STRONGEST:
         part = report.repeats if on_repeats else texts
         if part is not None and name in {q.name for q in part.quantities}:
-            table.add_row(words, "  ".join(_top(part, name)) or f"no head at {_WORTH_TELLING:g} or more")
-    console.print(table)
-    for note in texts.notes:
-        about = f"{note.about}: " if note.about else ""
-        console.print(f"note: {about}{note.text}", markup=False)
+            heads = "  ".join(_top(part, name)) or f"no head at {_WORTH_TELLING:g} or more"
+            console.print(f"{words:26} {heads}", markup=False)
+    for line in lines_of(record):
+        console.print(f"note: {line}", markup=False)
     console.print(f"\npage: {page}", markup=False)
 
 

@@ -31,7 +31,10 @@ def of_checkup(report: Report, *, page: Path, seconds: float) -> dict[str, Any]:
             for row, label in zip(record.texts.table(), label_heads(record), strict=True)
         ],
         "repeats": record.repeats.table() if record.repeats is not None else None,
-        "notes": _notes(record.texts),
+        "notes": [
+            *_notes(record.texts, part="texts"),
+            *(_notes(record.repeats, part="repeats") if record.repeats is not None else ()),
+        ],
     }
 
 
@@ -108,8 +111,8 @@ def _drift(found: Comparison, drift: Drift) -> dict[str, Any]:
     }
 
 
-def _notes(statistics: HeadStatistics) -> list[dict[str, str]]:
-    return [{"about": n.about, "statistic": n.quantity, "text": n.text} for n in statistics.notes]
+def _notes(statistics: HeadStatistics, *, part: str) -> list[dict[str, str]]:
+    return [{"about": n.about, "statistic": n.quantity, "text": n.text, "measured_on": part} for n in statistics.notes]
 
 
 def _number(value: float) -> float | None:

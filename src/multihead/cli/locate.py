@@ -22,7 +22,14 @@ def locate(model: str, /, *, as_json: Json = False) -> int:
     found = find_layers(opened.model)
     if as_json:
         layers = [
-            {"module": one.site.module, "stack": one.site.stack, "cross": one.site.cross, "heads": one.heads}
+            {
+                "module": one.site.module,
+                "stack": one.site.stack,
+                "layer": one.site.layer,
+                "cross": one.site.cross,
+                "heads": one.heads,
+                "how": one.how,
+            }
             for one in found
         ]
         tell_json({"model": opened.name, "architecture": type(opened.model).__name__, "layers": layers})

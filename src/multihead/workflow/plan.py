@@ -174,7 +174,7 @@ def _texts(opened: OpenedModel, material: Any) -> list[Text]:
 def _check_reads(model: nn.Module, reads: Reads) -> None:
     fits = {"images": reads_images(model), "audio": reads_sounds(model)}
     if not fits[reads]:
-        other: Reads = next((kind for kind in ("images", "audio") if fits[kind]), "text")
+        other: Reads = "images" if fits["images"] else "audio" if fits["audio"] else "text"
         raise MultiheadError(
             asked=f"a model that reads {reads}",
             arrived=f"{type(model).__name__}, which reads {other}",
