@@ -33,31 +33,40 @@ def record_of(calls, sampler=None, *, statistics=DEFAULT, vocabulary=None):
 
 def test_every_group_has_a_row_of_every_stratum():
     for length, rows in ((65, 64), (1000, 100), (4096, 512), (129, 128)):
-        drawn = Sampler(rows=rows).draw(length, "key").numpy()
-        strata = rows // GROUPS
-        assert drawn.shape == (GROUPS, strata)
+        draw = Sampler(rows=rows).draw(length, "key")
+        drawn, strata = draw.groups.numpy(), draw.groups.shape[1]
+        assert drawn.shape[0] == GROUPS
+        assert draw.first >= 3 * draw.last >= 12
+        assert drawn.size + draw.first + draw.last == rows // GROUPS * GROUPS
         assert len(np.unique(drawn)) == drawn.size, "no row twice"
-        assert drawn.min() >= 0
-        assert drawn.max() < length
+        assert drawn.min() >= draw.first
+        assert drawn.max() < length - draw.last
         # Strata are neighbours: all rows drawn from one lie before all of the next.
         assert (drawn.max(0)[:-1] < drawn.min(0)[1:]).all()
         wide = drawn.max(0) - drawn.min(0) + 1
-        assert wide.max() <= -(-length // strata)
+        assert wide.max() <= -(-(length - draw.first - draw.last) // strata)
+        every, cuts = draw.rows()
+        ends = [*range(draw.first), *range(length - draw.last, length)]
+        assert every[: len(ends)].tolist() == ends
+        assert [every[cut].tolist() for cut in cuts[2:]] == drawn.tolist()
 
 
 def test_the_key_and_the_seed_say_which_rows():
     draw = Sampler(rows=64).draw
-    assert torch.equal(draw(500, "a"), draw(500, "a"))
-    assert not torch.equal(draw(500, "a"), draw(500, "b"))
-    assert not torch.equal(draw(500, "a"), Sampler(rows=64, seed=1).draw(500, "a"))
+    assert torch.equal(draw(500, "a").groups, draw(500, "a").groups)
+    assert not torch.equal(draw(500, "a").groups, draw(500, "b").groups)
+    assert not torch.equal(draw(500, "a").groups, Sampler(rows=64, seed=1).draw(500, "a").groups)
 
 
-def test_every_row_has_the_same_chance():
+def test_every_row_between_the_ends_has_the_same_chance():
     length, times = 97, 1500
     hits = np.zeros(length)
     for seed in range(times):
-        hits[Sampler(rows=64, seed=seed).draw(length, "").numpy().ravel()] += 1
-    share = 64 / length
+        hits[Sampler(rows=64, seed=seed).draw(length, "").groups.numpy().ravel()] += 1
+    assert not hits[:12].any()
+    assert not hits[-4:].any()
+    hits = hits[12:-4]
+    share = 48 / len(hits)
     error = np.sqrt(times * share * (1 - share))
     # Rows near the ends of strata have a little more or less, as chance makes strata longer by one.
     assert (abs(hits - times * share) < 5 * error + 0.03 * times).all()
@@ -78,27 +87,32 @@ def test_every_row_has_the_same_chance():
 )
 def test_the_estimate_is_what_the_drawn_rows_bring(given):
     call = make_call(q_len=150, **given)
-    drawn = Sampler(rows=64).draw(150, "k")
+    draw = Sampler(rows=64).draw(150, "k")
     vocabulary = classes()
     scene = build_scene(call, (0, 1), vocabulary=vocabulary)
-    block = sample_block(scene, DEFAULT, drawn)
-    keep = torch.zeros(2, 150, dtype=torch.bool)
-    keep[:, drawn.flatten()] = True
-    alone = dataclasses.replace(call, queries=dataclasses.replace(call.queries, keep=keep))
+    block = sample_block(scene, DEFAULT, draw)
+
+    def alone(rows):
+        keep = torch.zeros(2, 150, dtype=torch.bool)
+        keep[:, rows] = True
+        return take(dataclasses.replace(call, queries=dataclasses.replace(call.queries, keep=keep)), statistics=DEFAULT)
+
     # Marking the other rows as padding moves the first token of queries in cross-attention: positions are not compared.
-    want = take(alone, statistics=DEFAULT)
+    drawn, ends = alone(draw.groups.flatten()), alone([*range(12), *range(146, 150)])
     relative = ("pooled_map", "entropy_by_position", "distance", "distance_absolute", "offsets", "distance_histogram")
     relative += ("span90", "previous", "next", "self", "sink_by_position")
-    scale = 150 / 64
-    for name, part in want.items():
+    scale = (150 - 16) / 48
+    for name, part in drawn.items():
         if isinstance(part, str) or name.startswith(("rows_", "output_", "received", "effective")) or name == "cka":
             continue
         if call.site.cross and name.startswith(relative):
             continue
-        factor = 1.0 if name == "logit_max" else scale
-        got = block.taken[name]
-        np.testing.assert_allclose(got.sum / factor, part[0], rtol=1e-4, atol=1e-4, err_msg=name)
-        np.testing.assert_allclose(got.count / scale, part[1], rtol=1e-4, atol=1e-4, err_msg=name)
+        known, got = ends[name], block.taken[name]
+        held = [np.where(one[1] > 0, one[0], -np.inf) for one in (known, part)]
+        largest = np.where(known[1] + part[1] > 0, np.maximum(*held), 0.0)
+        total = largest if name == "logit_max" else known[0] + scale * part[0]
+        np.testing.assert_allclose(got.sum, total, rtol=1e-4, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(got.count, known[1] + scale * part[1], rtol=1e-4, atol=1e-4, err_msg=name)
 
 
 def test_statistics_of_outputs_are_those_of_every_row():

@@ -77,7 +77,10 @@ def everything(rng, documents=3):
                 sums=np.where(rng.random(s) < 0.1, np.inf, rng.gamma(1.0, 1.0, s)),
                 counts=rng.gamma(1.0, 1.0, s).astype(np.float32).astype(float),
                 both=rng.standard_normal(s),
-                seen=rng.integers(0, 70000, s).astype(float),
+                third=rng.standard_normal(s) * 1e9,
+                coins=rng.gamma(1.0, 1.0, s),
+                known_sums=rng.standard_normal(s),
+                known_counts=rng.integers(0, 70000, s).astype(float),
             )
             for k, s in shapes.items()
             if k != "pooled_map"

@@ -134,12 +134,13 @@ def test_merging_keeps_every_field_in_its_place(rng):
         both.unit_sums["entropy"], np.concatenate([one.unit_sums["entropy"], other.unit_sums["entropy"]])
     )
     assert [e.document for e in both.examples] == [0, 2, 3, 6]
-    assert np.array_equal(both.sampling["offsets"].seen[3:], other.sampling["offsets"].seen)
+    assert np.array_equal(both.sampling["offsets"].third[3:], other.sampling["offsets"].third)
     assert not one.merge(one).merge(one).units, "nine documents need none"
     assert one.merge(replace(other, units=(), unit_sums={}, unit_counts={})).units == ()
     mixed = one.merge(replace(other, sampling={}))
     assert (mixed.sampling["entropy"].sums[3:] == 0).all()
-    assert np.array_equal(mixed.sampling["entropy"].seen[3:], other.counts["entropy"])
+    assert np.array_equal(mixed.sampling["entropy"].known_counts[3:], other.counts["entropy"])
+    assert np.array_equal(mixed.sampling["entropy"].known_sums[3:], other.sums["entropy"])
     assert np.array_equal(mixed.sampling["logit_max"].sums[3:], other.sums["logit_max"])
 
 

@@ -1,7 +1,7 @@
 """Blocks of query rows: units of intervals where documents are few, and what a statistic of outputs sees at once."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from jaxtyping import Float64
 from torch import Tensor
@@ -11,12 +11,16 @@ from multihead.hooks import Tokens
 from multihead.measure.scene import Scene, Side
 from multihead.measure.statistic.contract import Contribution, Missing
 from multihead.measure.tile import Whole
+from multihead.record import Sampling
 
 BLOCK = 512
 """Query rows in a block."""
 
 LEAST_BLOCK = 64
 """A last block with fewer rows joins the one before it."""
+
+SPREAD = tuple(field.name for field in fields(Sampling))
+"""What is told of the uncertainty of sums, in order."""
 
 Taken = Mapping[str, Contribution | Missing]
 
@@ -28,13 +32,13 @@ class Block:
     Args:
         wholes: What was seen: one, or one for each group of sampled rows.
         taken: For each quantity what it adds, or why it adds nothing.
-        spread: Where only some rows were weighed, for each quantity the variances of its sum and of its count, their
-            covariance, and the count of the rows that were seen, (batch, 4, heads, *shape).
+        spread: Where only some rows were weighed, for each quantity how uncertain its sum and its count are, in the
+            order of `SPREAD`.
     """
 
     wholes: tuple[Whole, ...]
     taken: Taken
-    spread: Mapping[str, Float64[Tensor, "batch 4 heads *shape"]] = field(default_factory=dict[str, Tensor])
+    spread: Mapping[str, Float64[Tensor, "batch fields heads *shape"]] = field(default_factory=dict[str, Tensor])
 
 
 def cut_blocks(length: int) -> list[slice]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from multihead.attend import Softmax
 from multihead.hooks import addresses
 from multihead.measure.batch import Batch
-from multihead.measure.block import Block
+from multihead.measure.block import SPREAD, Block
 from multihead.measure.example import Seen, examples_of
 from multihead.measure.page import Array, Book, Page, Sheet, Sums, Unit
 from multihead.measure.remark import Lost, Remark, gather_notes
@@ -235,16 +235,12 @@ class _Arrays:
         """How uncertain those are of which not every row was seen."""
         spread = {name for book in self._books for page in book.pages.values() for name in page.spread}
         found = {q.name: Sampling(**self.of_spread(q)) for q in quantities if q.name in spread}
-        return {
-            q.name: found[q.name]
-            for q in quantities
-            if q.name in found and not np.array_equal(found[q.name].seen, self.of(q, "counts"))
-        }
+        return {q.name: found[q.name] for q in quantities if q.name in found and found[q.name].coins.any()}
 
     def of_spread(self, quantity: Quantity) -> dict[str, Array]:
-        """Variances of sums and counts, their covariance, and what was seen."""
+        """Each field of what is told of the uncertainty."""
         found: dict[str, Array] = {}
-        for place, field in enumerate(("sums", "counts", "both", "seen")):
+        for place, field in enumerate(SPREAD):
             parts = [
                 None if page is None or quantity.name not in page.spread else page.spread[quantity.name][place]
                 for index in self._finished
@@ -295,7 +291,8 @@ def _exact(part: Contribution, fold: str) -> Tensor:
     """The spread of a call whose every row was measured, in a run that leaves rows out elsewhere."""
     assert part.count is not None, "the sweep fills in every count"
     none = torch.zeros_like(part.sum)
-    return torch.stack([part.sum if fold == "max" else none, none, none, part.count], 1)
+    bound, known = (part.sum, none) if fold == "max" else (none, part.sum)
+    return torch.stack([bound, none, none, none, none, known, part.count], 1)
 
 
 def _enter(rows: Sequence[Sums], name: str, part: Contribution, fold: str) -> None:

@@ -60,8 +60,8 @@ class Page(Sums):
     """What one document brought at one layer.
 
     Args:
-        spread: For quantities of which only some rows were seen the variances of sum and count, their covariance and
-            the count of what was seen, stacked.
+        spread: For quantities of which only some rows were seen how uncertain sum and count are, stacked in the order
+            of the fields of `Sampling`.
         units: Its blocks in order.
         remarks: What is to be said of it.
         lost: Rows left out for NaN or infinity, by what held it.

@@ -1,4 +1,4 @@
-"""Some query rows in place of all: drawn in groups, of which each is a picture of the whole call."""
+"""Some query rows in place of all: both ends, and between them groups of which each is a picture of the call."""
 
 import hashlib
 from collections.abc import Sequence
@@ -20,9 +20,37 @@ from multihead.measure.weigh import FLOOR, Rows
 from multihead.record import GROUPS
 
 LEAST_ROWS = 4 * GROUPS
-"""Fewer rows would leave groups of fewer than 4."""
+"""Fewer rows would leave groups of fewer than 3."""
+
+MOST_ENDS = 64
+"""Rows at the ends that are always measured, at most: more of them would not tell more."""
 
 NEEDS_ALL = "only some rows were measured, and these do not tell it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Draw:
+    """Rows of one call that are measured.
+
+    Args:
+        length: All rows of the call.
+        first: So many rows at its beginning are measured.
+        last: So many at its end.
+        groups: Rows between them, drawn by chance.
+    """
+
+    length: int
+    first: int
+    last: int
+    groups: Int[Tensor, "groups each"]
+
+    def rows(self) -> tuple[Int[Tensor, " rows"], list[slice]]:
+        """All rows, and where among them lie the first, the last, and each group."""
+        last = torch.arange(self.length - self.last, self.length)
+        sizes = [self.first, self.last, *(len(group) for group in self.groups)]
+        stops = np.cumsum(sizes).tolist()
+        cuts = [slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
+        return torch.cat([torch.arange(self.first), last, self.groups.flatten()]), cuts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +78,13 @@ class Sampler:
         """Rows that are measured of a longer call."""
         return self.rows // GROUPS * GROUPS
 
-    def draw(self, length: int, key: str) -> Int[Tensor, "groups each"]:
-        """Rows of a call, one of every stratum for each group.
+    def draw(self, length: int, key: str) -> Draw:
+        """Rows of a call: those at its ends, and of those between them one of every stratum for each group.
 
-        The strata are neighbouring rows, of equal numbers up to 1; chance says which are the longer ones.
+        A quarter of the rows, up to `MOST_ENDS`, are those at the ends, three at the beginning for one at the end.
+        There rows are unlike all others (the first ones see few keys, and marks of begin and end stand there), so that
+        chance would bring much doubt. The strata are neighbouring rows, of equal numbers up to 1; chance says which are the
+        longer ones.
 
         Args:
             length: Rows of the call, more than are measured.
@@ -61,12 +92,15 @@ class Sampler:
         """
         digest = hashlib.sha256(f"{self.seed}|{key}".encode()).digest()
         random = np.random.default_rng(int.from_bytes(digest[:8], "big"))
-        strata = self.measured // GROUPS
-        sizes = np.full(strata, length // strata)
-        sizes[random.choice(strata, length % strata, replace=False)] += 1
-        starts = np.cumsum(sizes) - sizes
+        strata = (self.measured - min(self.measured // 4, MOST_ENDS)) // GROUPS
+        ends = self.measured - strata * GROUPS
+        last = ends // 4
+        between = length - ends
+        sizes = np.full(strata, between // strata)
+        sizes[random.choice(strata, between % strata, replace=False)] += 1
+        starts = ends - last + np.cumsum(sizes) - sizes
         drawn = [s + random.choice(n, GROUPS, replace=False) for s, n in zip(starts, sizes, strict=True)]
-        return torch.from_numpy(np.stack(drawn, axis=1))
+        return Draw(length=length, first=ends - last, last=last, groups=torch.from_numpy(np.stack(drawn, axis=1)))
 
 
 def is_worth_it(problem: Problem, rows: int) -> bool:
@@ -85,37 +119,38 @@ def is_worth_it(problem: Problem, rows: int) -> bool:
     return pairs > rows * problem.kv_len
 
 
-def sample_block(scene: Scene, statistics: Sequence[Statistic], drawn: Int[Tensor, "groups each"]) -> Block:
+def sample_block(scene: Scene, statistics: Sequence[Statistic], draw: Draw) -> Block:
     """What a whole call brings, told from some of its rows.
 
-    Sums and counts are those of the drawn rows, times rows / drawn rows. With T_g the total of group g, G groups of n
-    rows in all of N, the variance of such a sum is (N / n)^2 G var(T) (1 - n / N). Statistics of outputs are taken of
-    all rows.
+    Sums and counts are those of the rows at the ends, and those of the drawn rows times N / n. With T_g the total of
+    group g, G groups of n rows in all of the N between the ends, the variance of such a sum is (N / n)^2 G var(T)
+    (1 - n / N). Statistics of outputs are taken of all rows.
 
     Args:
         scene: The call.
         statistics: What to take.
-        drawn: The rows of each group.
+        draw: The rows.
     """
-    groups, each = drawn.shape
-    some = restrict(scene, drawn.flatten().to(scene.problem.q.device))
+    rows, cuts = draw.rows()
+    some = restrict(scene, rows.to(scene.problem.q.device))
     by_row = [s for s in statistics if not (isinstance(s, OfWhole) and s.outputs)]
-    cuts = [slice(start, start + each) for start in range(0, groups * each, each)]
     parts = list(sweep_blocks(some, by_row, cuts=cuts))
-    estimate = _Estimate(length=scene.problem.q_len, drawn=groups * each)
+    between = scene.problem.q_len - draw.first - draw.last
+    estimate = _Estimate(length=between, drawn=draw.groups.numel())
     folds = folds_of(by_row)
+    known = combined(parts[0].taken, parts[1].taken, folds)
     whole_only = {name for s in by_row if isinstance(s, OfWhole) for name in s.of_all}
     taken: dict[str, Contribution | Missing] = {}
     spread: dict[str, Tensor] = {}
     for name, fold in folds.items():
-        found = [part.taken[name] for part in parts]
+        found = [known[name], *(part.taken[name] for part in parts[2:])]
         totals = [one for one in found if isinstance(one, Contribution)]
         if name in whole_only or len(totals) < len(found):
             taken[name] = next((one for one in found if isinstance(one, Missing)), Missing(NEEDS_ALL))
         elif fold == "max":
             taken[name], spread[name] = estimate.largest(totals, ceiling(scene.problem))
         else:
-            taken[name], spread[name] = estimate.total(totals)
+            taken[name], spread[name] = estimate.total(totals[0], totals[1:])
     wholes = tuple(whole for part in parts for whole in part.wholes)
     exact = _of_outputs(scene, statistics, wholes[0].rows)
     return Block(wholes=wholes, taken=taken | dict(exact), spread=spread)
@@ -141,24 +176,32 @@ class _Estimate:
     """From groups of rows to all rows.
 
     Args:
-        length: All rows.
+        length: Rows of which some were drawn.
         drawn: Rows that were drawn.
     """
 
     length: int
     drawn: int
 
-    def total(self, parts: Sequence[Contribution]) -> tuple[Contribution, Tensor]:
-        """Sums and counts over all rows, with their variances, covariance and what was counted."""
+    def total(self, known: Contribution, parts: Sequence[Contribution]) -> tuple[Contribution, Tensor]:
+        """Sums and counts over all rows, and how uncertain they are."""
         sums, counts = torch.stack([p.sum for p in parts]), torch.stack([_count(p) for p in parts])
-        fixed, scale = parts[0].fixed, self.length / self.drawn
-        factor = scale**2 * len(parts) * (1 - self.drawn / self.length) / (len(parts) - 1)
-        off = sums - sums.mean(0)
-        off_count = torch.zeros_like(counts) if fixed else counts - counts.mean(0)
-        variances = [factor * (a * b).sum(0) for a, b in ((off, off), (off_count, off_count), (off, off_count))]
-        count = counts.amax(0) if fixed else scale * counts.sum(0)
-        part = Contribution(scale * sums.sum(0), count, fixed=fixed)
-        return part, torch.stack([*variances, count / scale], 1)
+        scale, left = self.length / self.drawn, 1 - self.drawn / self.length
+        if known.fixed:
+            fixed = torch.maximum(_count(known), counts.amax(0))
+            part = Contribution(known.sum + scale * sums.sum(0), fixed, fixed=True)
+            # Keys are counted, and rows were drawn: it is they that are worth something.
+            counts, held, coins = torch.zeros_like(counts), torch.zeros_like(fixed), fixed**2 * left / self.drawn
+        else:
+            held, drawn = _count(known), counts.sum(0)
+            part = Contribution(known.sum + scale * sums.sum(0), held + scale * drawn)
+            coins = scale**2 * left * drawn
+        off, off_count = sums - sums.mean(0), counts - counts.mean(0)
+        factor = scale**2 * left * len(parts) / (len(parts) - 1)
+        moments = [factor * (a * b).sum(0) for a, b in ((off, off), (off_count, off_count), (off, off_count))]
+        value = torch.where(_count(part) > 0, part.sum / _count(part), 0.0)
+        third = factor**1.5 * (off - value * off_count).pow(3).sum(0)
+        return part, torch.stack([*moments, third, coins, known.sum, held], 1)
 
     def largest(self, parts: Sequence[Contribution], most: Float64[Tensor, " heads"]) -> tuple[Contribution, Tensor]:
         """The largest value of the rows that were drawn, and in the place of a variance what no row can exceed."""
@@ -168,8 +211,9 @@ class _Estimate:
         largest = torch.where(seen > 0, held, 0.0)
         bound = torch.maximum(most.expand_as(largest).to(largest), largest)
         none = torch.zeros_like(largest)
-        scale = self.length / self.drawn
-        return Contribution(largest, scale * seen), torch.stack([bound, none, none, seen], 1)
+        known = _count(parts[0])
+        count = known + self.length / self.drawn * (seen - known)
+        return Contribution(largest, count), torch.stack([bound, none, none, none, seen, none, known], 1)
 
 
 def _count(part: Contribution) -> Tensor:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -19,11 +20,17 @@ RESAMPLES = 1000
 _AT_ONCE = 1 << 22
 """Resampled values held at a time."""
 
-_FREEDOM = (GROUPS - 1) / 2
-"""Degrees of freedom of a variance from `GROUPS` totals: half of what normal totals have, as theirs have tails."""
+_FREEDOM = GROUPS - 1
+"""Degrees of freedom of a variance from `GROUPS` totals."""
 
-_FEW_ROWS = 8
+_FEW_ROWS = 4
 """With fewer drawn rows than this behind a value nothing is said of it but its bounds."""
+
+_SKEW = 2.0
+"""Skewness of so few totals is about half of that of what they are drawn from, where that is large."""
+
+_ROUNDING = 1e-6
+"""Shares that lie so little outside of their bounds do so from rounding."""
 
 
 def resample(
@@ -111,43 +118,115 @@ def from_sample(quantity: Quantity, sums: Array, counts: Array, sampling: Sampli
     """Where a value over all rows lies, from the differences between groups of rows that were drawn apart.
 
     The variance of a ratio R = S / C by its linear part, var(S) - 2 R cov(S, C) + R^2 var(C) over C^2, with the
-    quantiles of Student's t. What no drawn row showed may still be there: for values with known bounds the ends move
-    on by what rows could do whose share is so small that none of them need be among the drawn (3.7 / rows at 95 %).
+    quantiles of Student's t. A share is held against p (1 - p) / n instead, with n = R (1 - R) / var the number of
+    yes-or-no rows that would be as uncertain (Wilson 1927, with an effective sample size as in Korn and Graubard 1998),
+    so that its ends stay within the bounds. Where the groups are more skewed than such rows would be,
+    the end on that side moves on by the second term of Johnson (1978). Rates of rows that do or do not (`NAME_argmax`)
+    and shares that were the same in all groups, 0 or 1, take the number of rows that were drawn for n.
 
     Args:
         quantity: What the sums are of.
         sums: (documents, heads, *shape).
         counts: The same.
         sampling: How uncertain they are.
-        level: How often the interval holds the value, at least.
+        level: How often the interval holds the value.
 
     Returns:
         Lower and upper end, each (heads, *shape).
     """
     if quantity.fold == "max":
         return largest(sums, counts), np.where((counts > 0).any(0), sampling.sums.max(axis=0, initial=-np.inf), np.nan)
-    total = in_order(counts)
-    value = np.divide(in_order(sums), total, out=np.full(total.shape, np.nan), where=total > 0)
+    total, coins = in_order(counts), in_order(sampling.coins)
+    value = _over(in_order(sums), total, np.nan)
     each = np.maximum(sampling.sums - 2 * value * sampling.both + value**2 * sampling.counts, 0.0)
-    variance = in_order(each)
-    squares = in_order(each**2)
-    freedom = _FREEDOM * np.divide(variance**2, squares, out=np.ones_like(variance), where=squares > 0)
-    error = np.sqrt(variance) / np.where(total > 0, total, np.nan) * _student(freedom, level)
-    # The share of rows none of which need be among the drawn ones.
-    seen = in_order(sampling.seen)
-    hidden = -np.expm1(np.log((1 - level) / 2) / np.maximum(seen, 1e-9)) * (seen < total * (1 - 1e-9))
-    least, most = _bounds(quantity)
-    low = value - error - hidden * (value - least if np.isfinite(least) else 0.0)
-    high = value + error + hidden * (most - value if np.isfinite(most) else 0.0)
-    few = (seen < _FEW_ROWS) & (hidden > 0)
-    low, high = np.where(few, least, low), np.where(few, most, high)
-    known = total > 0
-    return np.where(known, np.maximum(low, least), np.nan), np.where(known, np.minimum(high, most), np.nan)
+    variance, drawn = in_order(each), total - in_order(sampling.known_counts)
+    rows = _over(drawn**2, coins, 0.0)
+    freedom = np.minimum(_FREEDOM * _over(variance**2, in_order(each**2), 1.0), np.maximum(rows - 1, 1.0))
+    sample = _Sample(
+        share=_over(in_order(sums) - in_order(sampling.known_sums), drawn, 0.0),
+        error=_over(np.sqrt(variance), drawn, 0.0),
+        skew=_over(in_order(sampling.third), variance**1.5, 0.0),
+        rows=rows,
+        reach=_student(freedom, level),
+        sure=NormalDist().inv_cdf((1 + level) / 2),
+    )
+    if quantity.unit != "share":
+        ends = sample.plain()
+    else:
+        ends = sample.rate() if _says_yes_or_no(quantity.name) else sample.bounded()
+    known = in_order(sampling.known_sums)
+    # Where every row that counts was measured there is no doubt.
+    low, high = (np.where(coins > 0, _over(known + drawn * end, total, np.nan), value) for end in ends)
+    return low, high
 
 
-def _bounds(quantity: Quantity) -> tuple[float, float]:
-    """What no value can go beyond."""
-    return (0.0, 1.0) if quantity.unit == "share" else (-np.inf, np.inf)
+def _says_yes_or_no(name: str) -> bool:
+    """Whether a statistic is a share of rows, of which each does or does not."""
+    return name.endswith("_argmax") or name.startswith("rows_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sample:
+    """What drawn rows tell of all that they were drawn from.
+
+    Args:
+        share: Their value.
+        error: Its standard error.
+        skew: Its skewness.
+        rows: How many rows they are worth: more than there are where few are left out.
+        reach: Quantile of Student's t.
+        sure: The same of a normal variable.
+    """
+
+    share: Array
+    error: Array
+    skew: Array
+    rows: Array
+    reach: Array
+    sure: float
+
+    def plain(self) -> Ends:
+        """For any number."""
+        reach = np.where(self.rows < _FEW_ROWS, np.inf, self.error * self.reach)
+        return self.share - reach, self.share + reach
+
+    def rate(self) -> Ends:
+        """For the share of rows that do something."""
+        low, high = _wilson(np.clip(self.share, 0.0, 1.0), self.rows, self.sure)
+        return self._guarded(low, high)
+
+    def bounded(self) -> Ends:
+        """For the mean of numbers from 0 to 1."""
+        share = np.clip(self.share, 0.0, 1.0)
+        coin = share * (1 - share)
+        # Without any difference there is only the number of rows to go by; if all have the same, that is what it is.
+        rows = np.where(coin > 0, _over(coin, self.error**2, np.inf), self.rows)
+        low, high = _wilson(share, rows, np.where(coin > 0, self.reach, self.sure))
+        own = _over((1 - 2 * share) * self.error, coin, 0.0)
+        step = self.error * (1 + 2 * self.reach**2) / 6
+        high = high + step * np.maximum(_SKEW * self.skew - np.maximum(own, 0.0), 0.0)
+        low = low - step * np.maximum(np.minimum(own, 0.0) - _SKEW * self.skew, 0.0)
+        return self._guarded(np.maximum(low, 0.0), np.minimum(high, 1.0))
+
+    def _guarded(self, low: Array, high: Array) -> Ends:
+        """What so few rows say is nothing, and what is no share after all has no bounds."""
+        few = self.rows < _FEW_ROWS
+        low, high = np.where(few, 0.0, low), np.where(few, 1.0, high)
+        fits = (self.share > -_ROUNDING) & (self.share < 1 + _ROUNDING)
+        below, above = self.plain()
+        return np.where(fits, low, below), np.where(fits, high, above)
+
+
+def _wilson(share: Array, rows: Array, reach: Array | float) -> Ends:
+    """All p with (share - p)^2 <= reach^2 p (1 - p) / rows."""
+    more = reach**2 / np.maximum(rows, 1e-9)
+    middle, half = share + more / 2, np.sqrt(more * share * (1 - share) + more**2 / 4)
+    return (middle - half) / (1 + more), (middle + half) / (1 + more)
+
+
+def _over(sums: Array, counts: Array, nothing: float) -> Array:
+    """Quotients, and `nothing` where there is nothing to divide by."""
+    return np.divide(sums, counts, out=np.full(counts.shape, nothing), where=counts > 0)
 
 
 def _student(freedom: Array, level: float) -> Array:

@@ -19,13 +19,20 @@ class Sampling:
         sums: Variance of the sums; of a largest value what it cannot exceed.
         counts: Variance of the counts.
         both: Covariance of sums and counts.
-        seen: How much was counted of what the counts stand for: rows that were measured.
+        third: Third central moment of sum - value x count: whether few rows make up much of it.
+        coins: Variance the sums would have, over p (1 - p), if every drawn row that counts said yes with chance p: what
+            the estimated counts, squared, are divided by to tell how many such rows they are worth.
+        known_sums: The part of the sums that comes from rows that were measured anyhow; 0 for a largest value.
+        known_counts: The same part of the counts.
     """
 
     sums: Array
     counts: Array
     both: Array
-    seen: Array
+    third: Array
+    coins: Array
+    known_sums: Array
+    known_counts: Array
 
     def __eq__(self, other: object) -> bool:
         """Equal bit for bit."""
@@ -42,12 +49,14 @@ class Sampling:
         )
 
     @classmethod
-    def exact(cls, counts: Array, *, largest: Array | None = None) -> "Sampling":
+    def exact(cls, sums: Array, counts: Array, *, fold: str = "mean") -> "Sampling":
         """That of documents whose every row was measured.
 
         Args:
+            sums: What was added up.
             counts: What was counted.
-            largest: The largest values, where they are the statistic.
+            fold: How the statistic is added up; a largest value that is known is its own bound.
         """
         none = np.zeros(counts.shape)
-        return cls(sums=none if largest is None else largest, counts=none, both=none, seen=counts)
+        bound, known = (sums, none) if fold == "max" else (none, sums)
+        return cls(sums=bound, counts=none, both=none, third=none, coins=none, known_sums=known, known_counts=counts)
