@@ -96,10 +96,12 @@ def observe(
     finished: list[int] = []
 
     def finish(place: int) -> None:
+        ended = sorted({index for index in batches[place].document if last[index] == place})
+        # First of all: whoever is told may be interrupted, and what was measured counts.
+        finished.extend(ended)
         if run.on_batch is not None:
             run.on_batch(place)
-        for document in sorted({index for index in batches[place].document if last[index] == place}):
-            finished.append(document)
+        for document in ended:
             if run.on_document is not None:
                 run.on_document(document)
 

@@ -16,8 +16,8 @@ from multihead.pattern import Pattern
 BINS = 32
 """Number of bins along a sequence, from its first to its last real token."""
 
-SPECIAL = "special"
-"""Name of the class of special tokens."""
+SPECIAL = ("special", "register")
+"""Names of the classes of special tokens, and of registers, which take up attention that has nowhere to go as they do."""
 
 Target = Pattern | Sequence[Pattern]
 """One pattern for every document, or one for each."""
@@ -175,8 +175,9 @@ def _special(keys: Side, vocabulary: TokenClasses | None, classes: Tensor | None
     """Which keys are special tokens: by the class of their place, or else by their id."""
     if vocabulary is None:
         return None
-    if classes is not None and SPECIAL in vocabulary.names:
-        return (classes == vocabulary.names.index(SPECIAL)) & keys.kept
+    numbers = [place for place, name in enumerate(vocabulary.names) if name in SPECIAL]
+    if classes is not None and numbers:
+        return torch.isin(classes, torch.tensor(numbers, device=classes.device)) & keys.kept
     return None if keys.ids is None else look_up(keys.ids, vocabulary.special) & keys.kept
 
 

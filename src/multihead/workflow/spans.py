@@ -69,7 +69,7 @@ def _best(script: Script, chunks: Sequence[tuple[int, int]], low: int, high: int
 
 def _first(script: Script, chunks: Sequence[tuple[int, int]], low: int, high: int) -> tuple[int, int] | None:
     """The longest of the stretches that begin at the part or at a chunk, where no sentence is long enough."""
-    starts = [next(p for p in range(low, high + 1) if script.begins(p))] if low < high else []
+    starts = [place for place in range(low, high + 1) if script.begins(place)][:1] if low < high else []
     starts += [start for start, _ in chunks if low < start < high]
     found = [(start, _stop(script, start, _chunk_end(chunks, start))[0]) for start in starts]
     long = [(start, stop) for start, stop in found if stop - start >= 2]
