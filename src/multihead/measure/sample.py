@@ -83,8 +83,8 @@ class Sampler:
 
         A quarter of the rows, up to `MOST_ENDS`, are those at the ends, three at the beginning for one at the end.
         There rows are unlike all others (the first ones see few keys, and marks of begin and end stand there), so that
-        chance would bring much doubt. The strata are neighbouring rows, of equal numbers up to 1; chance says which are the
-        longer ones.
+        chance would bring much doubt. The strata are neighbouring rows, of equal numbers up to 1; chance says which are
+        the longer ones.
 
         Args:
             length: Rows of the call, more than are measured.
