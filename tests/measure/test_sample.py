@@ -182,10 +182,11 @@ def hits_of(truth, runs):
 
 
 # Statistics of outputs are exact.
-SCALARS = tuple(s for s in DEFAULT if s.quantities[0].shape == () and not getattr(s, "outputs", False))
+SCALARS = tuple(s for s in DEFAULT if any(q.shape == () for q in s.quantities) and not getattr(s, "outputs", False))
+QUICK = tuple(s for s in SCALARS if s.quantities[0].shape == ())
 
 # Numbers all of whose rows are much alike, so that theory holds well.
-TAME = ("entropy", "entropy_share", "entropy_content", "distance", "distance_absolute", "span90", "participation")
+TAME = ("entropy", "entropy_share", "entropy_content", "distance", "distance_absolute", "participation")
 
 
 def assert_covered(truth, runs, *, chance, tame=TAME):
@@ -199,12 +200,14 @@ def assert_covered(truth, runs, *, chance, tame=TAME):
     assert np.mean(list(shares.values())) <= 0.99, f"too wide: {shares}"
 
 
-@pytest.mark.parametrize(("length", "draws"), [(200, 24), pytest.param(480, 200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("length", "draws", "chosen"), [(200, 20, QUICK), pytest.param(480, 200, SCALARS, marks=pytest.mark.slow)]
+)
 @pytest.mark.timeout(1800)
-def test_intervals_hold_the_exact_values_and_not_much_more(length, draws):
-    calls = [make_call(batch=1, heads=6, q_len=length, mask=causal())]
-    truth = record_of(calls, statistics=SCALARS)
-    runs = [record_of(calls, Sampler(rows=96, seed=s), statistics=SCALARS) for s in range(draws)]
+def test_intervals_hold_the_exact_values_and_not_much_more(length, draws, chosen):
+    calls = [make_call(batch=1, heads=12, q_len=length, mask=causal())]
+    truth = record_of(calls, statistics=chosen)
+    runs = [record_of(calls, Sampler(rows=96, seed=s), statistics=chosen) for s in range(draws)]
     assert_covered(truth, runs, chance=1e-5)
 
 
@@ -224,7 +227,7 @@ def test_intervals_hold_the_exact_values_of_real_models(name, layers, rows):
     truth = record_of(calls, statistics=SCALARS, vocabulary=vocabulary)
     runs = [record_of(calls, Sampler(rows=rows, seed=s), statistics=SCALARS, vocabulary=vocabulary) for s in range(200)]
     # The same rows of the same text every time: nothing but the method decides.
-    assert_covered(truth, runs, chance=0.025, tame=(*TAME, "first_token", "sink"))
+    assert_covered(truth, runs, chance=0.025, tame=(*TAME, "span90", "first_token", "sink"))
 
 
 def test_arrays_have_intervals_where_enough_rows_were_drawn():
@@ -237,7 +240,8 @@ def test_arrays_have_intervals_where_enough_rows_were_drawn():
             "entropy_by_position"
         )
         finite = np.isfinite(low) & np.isfinite(high)
-        assert finite[:, :31].all(), "eight rows a bin; of the last bin nearly all are measured anyhow"
+        # Eight rows of a bin are drawn; fewer only where nearly all of it is measured anyhow.
+        assert finite.mean() > 0.9
         hits.append(((low - 1e-4 <= truth) & (truth <= high + 1e-4))[finite])
     assert 0.85 < np.mean(np.concatenate(hits)) < 0.995
 
