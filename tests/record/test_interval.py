@@ -57,7 +57,9 @@ def test_the_interval_is_that_of_a_slow_bootstrap(rng, quantity):
     else:
         sums = rng.gamma(2.0, 3.0, (units, 5))
     counts = np.broadcast_to(rng.integers(5, 9, (units,) + (1,) * (sums.ndim - 1)), sums.shape).astype(float)
-    low, high = record(quantity, sums, counts).interval(quantity.name)
+    # Few values can be the largest of a resample: at this level none of them lies on the edge.
+    level = 0.88
+    low, high = record(quantity, sums, counts).interval(quantity.name, level=level)
 
     def mean(chosen):
         return sums[chosen, 3].sum() / counts[chosen, 3].sum()
@@ -70,7 +72,7 @@ def test_the_interval_is_that_of_a_slow_bootstrap(rng, quantity):
         return s[:, 3, 0].sum() / math.sqrt(s[:, 3, 1].sum() * s[:, 2, 0].sum())
 
     place = (3, 0) if quantity is CKA else 3
-    want = slow_bootstrap({"mean": mean, "max": top, "cosine": cosine}[quantity.fold], units, rng)
+    want = slow_bootstrap({"mean": mean, "max": top, "cosine": cosine}[quantity.fold], units, rng, level=level)
     width = want[1] - want[0]
     assert low[place] == pytest.approx(want[0], abs=0.15 * width)
     assert high[place] == pytest.approx(want[1], abs=0.15 * width)
@@ -140,39 +142,99 @@ def test_units_of_another_number_are_refused(rng):
         replace(statistics(rng), units=(0, 1), unit_sums={}, unit_counts={})
 
 
-def sampled(quantity, value, variance, *, seen=100.0, count=1000.0, sums=None):
-    counts = np.full((1, 5), count)
-    sums = np.full((1, 5), value * count) if sums is None else sums
-    spread = Sampling(
-        sums=np.full((1, 5), variance),
-        counts=np.zeros((1, 5)),
-        both=np.zeros((1, 5)),
-        seen=np.full((1, 5), seen),
-    )
-    return record(quantity, sums, counts, sampling={quantity.name: spread})
+def sampled(quantity, value, variance, *, rows=100.0, count=1000.0, sums=None, **given):
+    """Five heads, alike: `rows` of `count` were drawn, so that each stands for many."""
+    shape = (1, 5)
+    none = np.zeros(shape)
+    fields = dict.fromkeys(("counts", "both", "third", "known_sums", "known_counts"), none)
+    fields |= {"sums": np.full(shape, variance), "coins": np.full(shape, count**2 / rows)}
+    fields |= {name: np.full(shape, one) for name, one in given.items()}
+    sums = np.full(shape, value * count) if sums is None else sums
+    return record(quantity, sums, np.full(shape, count), sampling={quantity.name: Sampling(**fields)})
 
 
 def test_a_sampled_value_has_the_interval_of_its_variance():
     low, high = sampled(ENTROPY, 2.0, 50.0**2).sampling_interval("entropy")
-    # Student's t with 7.5 degrees of freedom: 2.333.
-    np.testing.assert_allclose(low, 2.0 - 2.333 * 0.05, rtol=1e-3)
-    np.testing.assert_allclose(high, 2.0 + 2.333 * 0.05, rtol=1e-3)
+    # Student's t with 15 degrees of freedom.
+    np.testing.assert_allclose(low, 2.0 - 2.1314 * 0.05, rtol=1e-3)
+    np.testing.assert_allclose(high, 2.0 + 2.1314 * 0.05, rtol=1e-3)
 
 
-def test_a_share_that_no_row_showed_may_still_be_there():
-    low, high = sampled(SHARE, 0.0, 0.0).sampling_interval("share")
-    assert low.tolist() == [0.0] * 5
-    # A share of rows so large that none is among 100 with a chance of 2.5 %.
-    np.testing.assert_allclose((1 - high) ** 100, 0.025, rtol=1e-6)
-    low, high = sampled(SHARE, 1.0, 0.0).sampling_interval("share")
-    np.testing.assert_allclose(low**100, 0.025, rtol=1e-6)
-    assert high.tolist() == [1.0] * 5
+def test_five_rows_have_four_degrees_of_freedom():
+    low, _ = sampled(ENTROPY, 2.0, 50.0**2, rows=5.0).sampling_interval("entropy")
+    np.testing.assert_allclose(low, 2.0 - 2.776 * 0.05, rtol=5e-3)
+
+
+def test_a_share_is_held_against_rows_that_would_be_as_uncertain():
+    # Variance as of 50 rows that say yes or no.
+    low, high = sampled(SHARE, 0.1, 1000.0**2 * 0.09 / 50).sampling_interval("share")
+    for end in (low, high):
+        np.testing.assert_allclose((0.1 - end) ** 2, 2.1314**2 * end * (1 - end) / 50, rtol=5e-3)
+    assert (low > 0.03).all()
+    assert (low < 0.1).all()
+    assert (high > 0.1).all()
+
+
+def test_groups_that_differ_to_one_side_move_that_end_alone():
+    variance = 1000.0**2 * 0.09 / 50
+    even = sampled(SHARE, 0.1, variance).sampling_interval("share")
+    up = sampled(SHARE, 0.1, variance, third=variance**1.5).sampling_interval("share")
+    down = sampled(SHARE, 0.1, variance, third=-(variance**1.5)).sampling_interval("share")
+    assert np.array_equal(up[0], even[0])
+    assert (up[1] > even[1] + 0.01).all()
+    assert np.array_equal(down[1], even[1])
+    assert (down[0] < even[0]).all()
+
+
+def wilson(share, rows):
+    """The classic bounds at 95 %, for comparison."""
+    grid = np.linspace(0, 1, 200001)
+    inside = grid[(grid - share) ** 2 <= 1.959964**2 * grid * (1 - grid) / rows]
+    return inside[0], inside[-1]
+
+
+@pytest.mark.parametrize("value", [0.0, 0.02, 0.6, 1.0])
+def test_rates_have_the_interval_of_as_many_rows(value):
+    quantity = replace(SHARE, name="previous_argmax")
+    # Whatever the groups say: of few rows they do not know.
+    low, high = sampled(quantity, value, 3.0).sampling_interval("previous_argmax")
+    want = wilson(value, 100)
+    np.testing.assert_allclose(low, want[0], atol=1e-5)
+    np.testing.assert_allclose(high, want[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_what_no_row_showed_may_still_be_there(value):
+    low, high = sampled(SHARE, value, 0.0).sampling_interval("share")
+    want = wilson(value, 100)
+    np.testing.assert_allclose(low, want[0], atol=1e-5)
+    np.testing.assert_allclose(high, want[1], atol=1e-5)
+
+
+def test_a_share_that_all_groups_agree_on_is_sure():
+    low, high = sampled(SHARE, 0.25, 0.0).sampling_interval("share")
+    np.testing.assert_allclose(low, 0.25, rtol=1e-12)
+    np.testing.assert_allclose(high, 0.25, rtol=1e-12)
+
+
+def test_what_is_known_is_not_doubted():
+    # 200 of 1000 rows hold all of 0.2, and of the 800 others 80 showed nothing.
+    given = {"known_sums": 200.0, "known_counts": 200.0, "coins": 800.0**2 / 80}
+    low, high = sampled(SHARE, 0.2, 0.0, **given).sampling_interval("share")
+    np.testing.assert_allclose(low, 0.2, rtol=1e-12)
+    np.testing.assert_allclose(high, 0.2 + 0.8 * wilson(0.0, 80)[1], atol=1e-5)
+
+
+def test_a_share_beyond_its_bounds_has_none():
+    # Weights that need not add up to 1.
+    low, high = sampled(SHARE, 1.5, 50.0**2).sampling_interval("share")
+    np.testing.assert_allclose([low, high], [[1.5 - 0.1066] * 5, [1.5 + 0.1066] * 5], rtol=1e-3)
 
 
 def test_few_rows_say_nothing_but_the_bounds():
-    low, high = sampled(SHARE, 0.4, 1.0, seen=7.0).sampling_interval("share")
+    low, high = sampled(SHARE, 0.4, 1.0, rows=3.9).sampling_interval("share")
     assert (low.tolist(), high.tolist()) == ([0.0] * 5, [1.0] * 5)
-    low, high = sampled(ENTROPY, 0.4, 1.0, seen=7.0).sampling_interval("entropy")
+    low, high = sampled(ENTROPY, 0.4, 1.0, rows=3.9).sampling_interval("entropy")
     assert np.isneginf(low).all()
     assert np.isposinf(high).all()
 
@@ -185,7 +247,8 @@ def test_without_sampling_both_ends_are_the_value(rng):
 
 
 def test_rows_that_were_all_seen_leave_no_doubt():
-    low, high = sampled(SHARE, 0.25, 0.0, seen=1000.0).sampling_interval("share")
+    given = {"known_sums": 250.0, "known_counts": 1000.0, "coins": 0.0}
+    low, high = sampled(SHARE, 0.25, 0.0, **given).sampling_interval("share")
     assert low.tolist() == high.tolist() == [0.25] * 5
 
 

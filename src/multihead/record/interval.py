@@ -156,7 +156,9 @@ def from_sample(quantity: Quantity, sums: Array, counts: Array, sampling: Sampli
         ends = sample.rate() if _says_yes_or_no(quantity.name) else sample.bounded()
     known = in_order(sampling.known_sums)
     # Where every row that counts was measured there is no doubt.
-    low, high = (np.where(coins > 0, _over(known + drawn * end, total, np.nan), value) for end in ends)
+    doubted = (coins > 0) & (drawn > 0)
+    drawn = np.where(doubted, drawn, 1.0)  # ends may be infinite
+    low, high = (np.where(doubted, _over(known + drawn * end, total, np.nan), value) for end in ends)
     return low, high
 
 
