@@ -1,5 +1,8 @@
-"""A run in a process of its own, to be ended by force: `python killed.py FOLDER SEED`."""
+"""Runs in processes of their own, ended by force at random moments: `python killed.py FOLDER SEED PAUSE KILLS`."""
 
+import os
+import random
+import signal
 import sys
 import time
 from pathlib import Path
@@ -33,9 +36,8 @@ def plan(seed):
     return model, batches, documents
 
 
-def main():
-    torch.set_num_threads(1)
-    folder, seed, pause = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+def run(folder, seed, pause):
+    """The run, as far as it gets."""
     model, batches, documents = plan(seed)
     (folder / "begun").touch()
 
@@ -43,7 +45,39 @@ def main():
         time.sleep(pause)
 
     observe(model, batches, documents=documents, run=Run(journal=folder / "journal", on_batch=wait))
-    (folder / "done").touch()
+
+
+def started(folder, seed, pause):
+    """Start the run in a fork, which has all that is slow to import; its process, once it is at work."""
+    (folder / "begun").unlink(missing_ok=True)
+    process = os.fork()
+    if not process:
+        failed = 1
+        try:
+            run(folder, seed, pause)
+            failed = 0
+        finally:
+            os._exit(failed)
+    while not (folder / "begun").exists():
+        time.sleep(0.01)
+    return process
+
+
+def main():
+    """Start the run again and again and kill it; print how often it was still running."""
+    torch.set_num_threads(1)
+    folder, seed, pause, kills = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+    random.seed(seed)
+    met = 0
+    for _ in range(kills):
+        process = started(folder, seed, pause)
+        time.sleep(random.uniform(0.0, 0.7))
+        os.kill(process, signal.SIGKILL)
+        _, status = os.waitpid(process, 0)
+        met += os.WIFSIGNALED(status)
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+            sys.exit("the run failed")
+    print(met)  # noqa: T201
 
 
 if __name__ == "__main__":

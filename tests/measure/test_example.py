@@ -102,7 +102,7 @@ def test_encoder_decoder_and_cross_attention_show_their_sides():
 
 def test_examples_do_not_depend_on_the_rows_that_are_drawn_nor_on_a_journal(tmp_path):
     model = FAMILIES["llama"].build()
-    length = 150
+    length = 100
     plan = [
         Batch(inputs={"input_ids": ids(1, length)}, document=(d,), spans=(span(0, 3, (0, 1, 1, 2, 3)),)) for d in (0, 1)
     ]

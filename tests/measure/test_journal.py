@@ -1,11 +1,9 @@
 """A run that was ended by force goes on where it was, to the very same record."""
 
 import os
-import random
-import signal
+import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,67 +34,81 @@ def sheets(folder):
     return sorted(folder.glob("*.safetensors"))
 
 
-def run(folder, seed, **given):
-    model, batches, documents = plan(seed)
+def run(folder, plan_seed, **given):
+    model, batches, documents = plan(plan_seed)
     return observe(model, batches, documents=documents, run=Run(journal=folder, **given))
 
 
-def plain(seed):
-    model, batches, documents = plan(seed)
+@pytest.fixture(scope="module")
+def plan_seed(request):
+    """One plan for all of this file, so that what every test compares with is measured once."""
+    return request.config.run_seed
+
+
+@pytest.fixture(scope="module")
+def plain(plan_seed):
+    """The record of the run without a journal."""
+    model, batches, documents = plan(plan_seed)
     return observe(model, batches, documents=documents)
 
 
-def ended_by_force(folder, seed, kills):
+@pytest.fixture(scope="module")
+def begun(plan_seed, tmp_path_factory):
+    """The journal of a run that was stopped after three of its seven batches; to be copied, not to be changed."""
+    folder = tmp_path_factory.mktemp("begun")
+    with pytest.raises(Stop):
+        run(folder, plan_seed, on_batch=stopping(2))
+    return folder
+
+
+@pytest.fixture
+def journal(begun, tmp_path):
+    """A copy of that journal."""
+    return Path(shutil.copytree(begun, tmp_path / "journal"))
+
+
+def ended_by_force(folder, plan_seed, kills):
     """Start the run again and again and kill it at random moments; how often it was still running."""
-    met = 0
     here = Path(__file__)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here.parents[1]), *filter(None, sys.path)])}
-    for _ in range(kills):
-        (folder / "begun").unlink(missing_ok=True)
-        process = subprocess.Popen(
-            [sys.executable, str(here.with_name("killed.py")), str(folder), str(seed), "0.15"], env=environment
-        )
-        while not (folder / "begun").exists():
-            assert process.poll() is None, "the run failed"
-            time.sleep(0.01)
-        time.sleep(random.uniform(0.0, 0.7))
-        process.send_signal(signal.SIGKILL)
-        met += process.wait() == -signal.SIGKILL
-    return met
+    given = [str(folder), str(plan_seed), "0.15", str(kills)]
+    ended = subprocess.run(
+        [sys.executable, str(here.with_name("killed.py")), *given], env=environment, check=True, stdout=subprocess.PIPE
+    )
+    return int(ended.stdout)
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_run_that_was_killed_goes_on_to_the_same_record(seed, tmp_path, kills):
-    random.seed(seed)
-    assert ended_by_force(tmp_path, seed, kills), "the run was over before it was killed"
-    model, batches, documents = plan(seed)
+def test_a_run_that_was_killed_goes_on_to_the_same_record(plan_seed, plain, tmp_path, kills):
+    assert ended_by_force(tmp_path, plan_seed, kills), "the run was over before it was killed"
+    model, batches, documents = plan(plan_seed)
     ran = []
     model.register_forward_hook(lambda *_: ran.append(1))
     kept = len(sheets(tmp_path / "journal"))
     record = observe(model, batches, documents=documents, run=Run(journal=tmp_path / "journal"))
     assert len(ran) == len(batches) - kept
-    assert record == plain(seed)
+    assert record == plain
 
 
 @pytest.mark.parametrize("at", [0, 6])
-def test_what_is_kept_is_not_measured_again(seed, tmp_path, at):
+def test_what_is_kept_is_not_measured_again(plan_seed, plain, tmp_path, at):
     with pytest.raises(Stop):
-        run(tmp_path, seed, on_batch=stopping(at))
+        run(tmp_path, plan_seed, on_batch=stopping(at))
     assert len(sheets(tmp_path)) == at + 1
     told = []
-    model, batches, documents = plan(seed)
+    model, batches, documents = plan(plan_seed)
     ran = []
     model.register_forward_hook(lambda *_: ran.append(1))
     record = observe(model, batches, documents=documents, run=Run(journal=tmp_path, on_document=told.append))
     assert len(ran) == 6 - at
     assert told == [0, 1, 2, 3]
-    assert record == plain(seed)
+    assert record == plain
     assert record.units, "few documents have units"
 
 
-def test_a_journal_changes_nothing(seed, tmp_path):
-    assert run(tmp_path, seed) == plain(seed)
-    assert run(tmp_path, seed) == plain(seed), "and holds the whole run"
+def test_a_journal_changes_nothing(plan_seed, plain, tmp_path):
+    assert run(tmp_path, plan_seed) == plain
+    assert run(tmp_path, plan_seed) == plain, "and holds the whole run"
 
 
 @pytest.mark.parametrize(("name", "padding"), [("t5", "left"), ("gpt_oss", "none")])
@@ -115,8 +127,8 @@ def test_every_field_comes_back(name, padding, tmp_path):
 
 def test_sampled_rows_are_the_same_after_going_on(tmp_path):
     model = FAMILIES["llama"].build()
-    batches = [Batch(inputs={"input_ids": torch.randint(5, 90, (1, 300))}, document=(d,)) for d in (0, 1, 0)]
-    documents = [Document(name=n, digest=n, tokens=300) for n in "ab"]
+    batches = [Batch(inputs={"input_ids": torch.randint(5, 90, (1, 150))}, document=(d,)) for d in (0, 1, 0)]
+    documents = [Document(name=n, digest=n, tokens=150) for n in "ab"]
     with pytest.raises(Stop):
         observe(model, batches, documents=documents, run=Run(rows=64, journal=tmp_path, on_batch=stopping(1)))
     again = observe(model, batches, documents=documents, run=Run(rows=64, journal=tmp_path))
@@ -126,31 +138,29 @@ def test_sampled_rows_are_the_same_after_going_on(tmp_path):
 
 @pytest.mark.parametrize("harm", ["cut", "empty", "changed", "renamed"])
 @pytest.mark.parametrize("which", [0, 2])
-def test_a_torn_file_is_as_if_it_were_not_there(seed, tmp_path, harm, which):
-    with pytest.raises(Stop):
-        run(tmp_path, seed, on_batch=stopping(2))
-    path = sheets(tmp_path)[which]
+def test_a_torn_file_is_as_if_it_were_not_there(plan_seed, plain, journal, harm, which):
+    path = sheets(journal)[which]
     content = path.read_bytes()
     if harm == "renamed":
-        path.rename(tmp_path / f".writing-{path.name}")
+        path.rename(journal / f".writing-{path.name}")
     else:
         torn = {"cut": content[:-100], "empty": b"", "changed": content[:-1] + bytes([content[-1] ^ 1])}[harm]
         path.write_bytes(torn)
-    assert run(tmp_path, seed) == plain(seed)
-    assert len(sheets(tmp_path)) == 7
-    assert not list(tmp_path.glob(".writing-*"))
+    assert run(journal, plan_seed) == plain
+    assert len(sheets(journal)) == 7
+    assert not list(journal.glob(".writing-*"))
 
 
-def test_ctrl_c_keeps_the_batches_and_going_on_ends_the_run(seed, tmp_path):
+def test_ctrl_c_keeps_the_batches_and_going_on_ends_the_run(plan_seed, plain, tmp_path):
     def stop(place):
         if place == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted) as stopped:
-        run(tmp_path, seed, on_batch=stop)
+        run(tmp_path, plan_seed, on_batch=stop)
     assert [d.name for d in stopped.value.statistics.documents] == ["d0"]
     assert len(sheets(tmp_path)) == 3
-    assert run(tmp_path, seed) == plain(seed)
+    assert run(tmp_path, plan_seed) == plain
 
 
 def _other_weights(given):
@@ -178,37 +188,34 @@ def _other_input(given):
         ),
     ],
 )
-def test_the_journal_of_another_run_is_refused(seed, tmp_path, change, told):
-    with pytest.raises(Stop):
-        run(tmp_path, seed, on_batch=stopping(0))
-    model, batches, documents = plan(seed)
+def test_the_journal_of_another_run_is_refused(plan_seed, journal, change, told):
+    model, batches, documents = plan(plan_seed)
     given = {"model": model, "batches": batches, "documents": documents}
     change(given)
-    given["run"] = replace(given.get("run", Run()), journal=tmp_path)
-    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    given["run"] = replace(given.get("run", Run()), journal=journal)
+    before = {p.name: p.read_bytes() for p in journal.iterdir()}
     with pytest.raises(
         MultiheadError, match=rf"got: a run with {told} \(then .*, now .*\n  fix: run it as it was begun"
     ):
         observe(given.pop("model"), given.pop("batches"), **given)
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    assert {p.name: p.read_bytes() for p in journal.iterdir()} == before
 
 
-def test_a_damaged_header_is_refused(seed, tmp_path):
-    run(tmp_path, seed)
-    (tmp_path / "run.json").write_text("{")
+def test_a_damaged_header_is_refused(plan_seed, journal):
+    (journal / "run.json").write_text("{")
     with pytest.raises(MultiheadError, match=r"another header \(then damaged"):
-        run(tmp_path, seed)
+        run(journal, plan_seed)
 
 
-def test_a_folder_that_cannot_be_written_is_named(seed, tmp_path):
+def test_a_folder_that_cannot_be_written_is_named(plan_seed, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(
         MultiheadError, match=r"to keep the journal of a run in .*\n.*\n.*choose a folder you may write to"
     ):
-        run(tmp_path / "file" / "journal", seed)
+        run(tmp_path / "file" / "journal", plan_seed)
 
 
-def test_a_disk_that_is_full_is_named(seed, tmp_path, monkeypatch):
+def test_a_disk_that_is_full_is_named(plan_seed, plain, tmp_path, monkeypatch):
     real = os.fsync
     calls = []
 
@@ -220,22 +227,20 @@ def test_a_disk_that_is_full_is_named(seed, tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(MultiheadError, match="got: No space left on device"):
-        run(tmp_path, seed)
+        run(tmp_path, plan_seed)
     monkeypatch.undo()
-    assert run(tmp_path, seed) == plain(seed)
+    assert run(tmp_path, plan_seed) == plain
 
 
-def test_discarding_leaves_what_is_not_of_the_journal(seed, tmp_path):
-    folder = tmp_path / "journal"
-    discard_journal(folder)
-    run(folder, seed)
-    (folder / "mine.txt").write_text("kept")
-    discard_journal(folder)
-    assert [p.name for p in folder.iterdir()] == ["mine.txt"]
-    (folder / "mine.txt").unlink()
-    run(folder, seed)
-    discard_journal(folder)
-    assert not folder.exists()
+def test_discarding_leaves_what_is_not_of_the_journal(begun, journal):
+    discard_journal(journal / "none")
+    (journal / "mine.txt").write_text("kept")
+    discard_journal(journal)
+    assert [p.name for p in journal.iterdir()] == ["mine.txt"]
+    (journal / "mine.txt").unlink()
+    shutil.copytree(begun, journal, dirs_exist_ok=True)
+    discard_journal(journal)
+    assert not journal.exists()
 
 
 def test_batches_are_told_as_they_end():

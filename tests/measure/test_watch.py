@@ -127,10 +127,25 @@ def assert_same_sums(got, want, *, leaving=RELATIVE):
         np.testing.assert_allclose(got.sums[name] / scale, want.sums[name] / scale, rtol=1e-4, atol=2e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("padding", ["none", "left"])
 @pytest.mark.parametrize(
-    ("name", "cache"),
-    [("llama", "dynamic"), ("llama", "static"), ("gpt2", "dynamic"), ("mistral", "dynamic"), ("mistral", "static")],
+    ("name", "cache", "padding"),
+    [
+        ("llama", "dynamic", "left"),
+        ("llama", "static", "none"),
+        ("gpt2", "dynamic", "left"),
+        ("mistral", "dynamic", "none"),
+        ("mistral", "static", "left"),
+        *(
+            pytest.param(*rest, marks=pytest.mark.slow)
+            for rest in [
+                ("llama", "dynamic", "none"),
+                ("llama", "static", "left"),
+                ("gpt2", "dynamic", "none"),
+                ("mistral", "dynamic", "left"),
+                ("mistral", "static", "none"),
+            ]
+        ),
+    ],
 )
 def test_watching_generate_equals_watching_one_pass(name, cache, padding):
     family = FAMILIES[name]
