@@ -1,4 +1,8 @@
+import inspect
+import json
+import os
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -9,7 +13,7 @@ import multihead as mh
 from cli.tiny import save_tiny
 from multihead.cli import checkup as door
 from multihead.cli import run
-from multihead.workflow import OpenedModel
+from multihead.workflow import Compared, OpenedModel
 
 
 def test_checkup_tells_one_document(told, tiny, prose, tmp_path):
@@ -211,3 +215,68 @@ def test_models_are_listed(told):
     assert code == 0
     assert {"minilm", "smollm2", "rxnmapper", "dinov2", "whisper-tiny"} <= {model["name"] for model in data}
     assert all(isinstance(model["installed"], bool) for model in data)
+
+
+def test_compare_does_not_write_over_a_checkup(told, checked):
+    before = (checked["tiny"] / "index.html").read_bytes()
+    code, data, _ = told("compare", checked["tiny"], checked["back"], "--out", checked["tiny"])
+    assert code == 2
+    assert "which holds one of the checkups" in data["error"]["arrived"]
+    assert (checked["tiny"] / "index.html").read_bytes() == before
+
+
+def test_compare_names_settings_that_differ(told, checked, tiny, prose, tmp_path, capfd):
+    other = tmp_path / "short"
+    assert (
+        run(["checkup", str(tiny), "--text", str(prose), "--repeats", "2", "--max-length", "24", "--out", str(other)])
+        == 0
+    )
+    _, data, _ = told("compare", checked["tiny"], other, "--out", tmp_path / "page")
+    assert set(data["different_settings"]) == {"max_length"}
+    assert data["different_settings"]["max_length"][1] == "24"
+    capfd.readouterr()
+    run(["compare", str(checked["tiny"]), str(other), "--out", str(tmp_path / "page")])
+    assert "note: max_length was" in capfd.readouterr().out
+
+
+def test_compare_wants_reports_not_paths(checked):
+    # The type hook of the tests would speak first.
+    unchecked = inspect.unwrap(Compared.__init__)
+    with pytest.raises(mh.MultiheadError, match=r"two reports to compare\n  got: str .*\n  fix: load them first"):
+        unchecked(object.__new__(Compared), str(checked["tiny"]), str(checked["back"]))
+
+
+def test_pipes_and_endless_repeats_are_refused(told, tiny, prose, tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    code, data, _ = told("checkup", tiny, "--text", tmp_path / "pipe.txt", "--out", tmp_path / "out")
+    assert (code, data["error"]["arrived"]) == (2, "a pipe, a socket or a device")
+    code, data, _ = told("checkup", tiny, "--text", prose, "--repeats", "1000000000", "--out", tmp_path / "out")
+    assert (code, data["error"]["arrived"]) == (2, "repeats=1000000000")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda d: d["model"].update(name=5), "name is 5"),
+        (lambda d: d.update(complete="no"), "complete is 'no'"),
+        (lambda d: d.update(reads=5), "reads is 5"),
+        (lambda d: d["texts"].update(kv_heads="x"), "kv_heads is no list"),
+        (lambda d: d["texts"].update(kv_heads=[[1]]), "kv_heads is no list"),
+    ],
+)
+def test_compare_refuses_records_changed_by_hand(change, says, told, checked, tmp_path):
+    shutil.copytree(checked["tiny"], tmp_path / "changed")
+    path = tmp_path / "changed" / "record.json"
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    code, answer, _ = told("compare", tmp_path / "changed", checked["back"], "--out", tmp_path / "page")
+    assert code == 2
+    assert says in answer["error"]["arrived"]
+    assert "changed by hand" in answer["error"]["remedy"]
+
+
+def test_compare_refuses_json_nested_without_end(told, checked, tmp_path):
+    shutil.copytree(checked["tiny"], tmp_path / "changed")
+    (tmp_path / "changed" / "record.json").write_text("[" * 100_000)
+    assert told("compare", tmp_path / "changed", checked["back"], "--out", tmp_path / "page")[0] == 2

@@ -115,7 +115,7 @@ def checkup(  # noqa: PLR0913 - options of a command, each with its own line of 
             on_progress=lambda p: progress.update(p.done, p.total, p.doing),
         )
     if not report.statistics.documents:
-        raise KeyboardInterrupt
+        return _none_finished(journal, console, as_json=as_json)
     page = report.save(out, lang=lang)
     if report.record.complete:
         discard_journal(journal)
@@ -125,6 +125,17 @@ def checkup(  # noqa: PLR0913 - options of a command, each with its own line of 
     else:
         _tell(report, page, seconds)
     return 0 if report.record.complete else INTERRUPTED
+
+
+def _none_finished(journal: Path, console: Console, *, as_json: bool) -> int:
+    """There is nothing for a page, and what was measured of the first document is not lost."""
+    console.print(
+        "interrupted before one document was finished; the same command with --resume goes on where it ended",
+        markup=False,
+    )
+    if as_json:
+        tell_json({"complete": False, "unfinished": str(journal)})
+    return INTERRUPTED
 
 
 def _read(named: Mapping[str, list[Path] | None]) -> Material | None:

@@ -10,6 +10,8 @@ from rich.table import Table
 
 from multihead.cli.facts import of_comparison
 from multihead.cli.output import Json, tell_json
+from multihead.error import MultiheadError
+from multihead.measure.role import Comparison
 from multihead.workflow import Compared, load_checkup
 from multihead.workflow import compare as compare_reports
 
@@ -44,6 +46,12 @@ def compare(
     as_json
         Print one JSON document.
     """
+    if out.resolve() in (before.resolve(), after.resolve()):
+        raise MultiheadError(
+            asked="a folder of its own for the page of the comparison",
+            arrived=f"--out {out}, which holds one of the checkups",
+            remedy="choose another folder with --out: the page of the checkup would be lost",
+        )
     compared = compare_reports(load_checkup(before), load_checkup(after))
     page = compared.save(out, lang=lang)
     if as_json:
@@ -60,6 +68,8 @@ def _tell(compared: Compared, page: Path) -> None:
     console.print(f"{names}: {len(found.flips)} of {len(found.heads)} heads look like something else", markup=False)
     if not found.same_documents:
         console.print("note: they were measured on different documents", markup=False)
+    for name, (first, second) in compared.different_settings.items():
+        console.print(f"note: {name} was {first} and {second}: numbers may differ for that alone", markup=False)
     table = Table(box=None, pad_edge=False, show_header=False)
     for flip in found.flips[:_SHOWN]:
         near = "" if flip.sure else "(near a threshold)"
@@ -67,6 +77,14 @@ def _tell(compared: Compared, page: Path) -> None:
     console.print(table)
     if len(found.flips) > _SHOWN:
         console.print(f"and {len(found.flips) - _SHOWN} more on the page", markup=False)
+    moved = _moved(found)
+    if moved.rows:
+        console.print(moved)
+    console.print(f"\npage: {page}", markup=False)
+
+
+def _moved(found: Comparison) -> Table:
+    """The statistics in which most heads are apart, each with the head that moved most."""
     moved = Table(box=None, pad_edge=False)
     for column in ("statistic", "on the", "heads apart", "moved most", "from", "to"):
         moved.add_column(column)
@@ -76,6 +94,4 @@ def _tell(compared: Compared, page: Path) -> None:
         if change[most] > 0:
             ends = (f"{drift.before[most]:.3g}", f"{drift.after[most]:.3g}")
             moved.add_row(drift.quantity.name, drift.part, str(int(drift.apart.sum())), str(found.heads[most]), *ends)
-    if moved.rows:
-        console.print(moved)
-    console.print(f"\npage: {page}", markup=False)
+    return moved

@@ -45,6 +45,7 @@ def of_comparison(compared: Compared, *, page: Path) -> dict[str, Any]:
         "before": _model(compared.before.record),
         "after": _model(compared.after.record),
         "same_documents": found.same_documents,
+        "different_settings": {name: list(both) for name, both in compared.different_settings.items()},
         "page": str(page),
         "heads": len(found.heads),
         "flips": [_flip(flip) for flip in found.flips],

@@ -126,12 +126,7 @@ def shown_name(name: str) -> str:
 
 def _met(path: Path, suffixes: Sequence[str], kind: str) -> Iterator[tuple[Path, str, str]]:
     """Every file at a path: (file, name, reason to leave it out or empty)."""
-    if not path.exists():
-        raise MultiheadError(
-            asked=f"{kind} from {path}",
-            arrived="nothing of that name exists",
-            remedy="check the path for a typing error",
-        )
+    _check_kind(path, kind)
     if not path.is_dir():
         yield path, path.name, ""
         return
@@ -145,6 +140,22 @@ def _met(path: Path, suffixes: Sequence[str], kind: str) -> Iterator[tuple[Path,
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             yield here / name, (here / name).relative_to(path).as_posix(), _reason(here / name, suffixes)
+
+
+def _check_kind(path: Path, kind: str) -> None:
+    if not path.exists():
+        raise MultiheadError(
+            asked=f"{kind} from {path}",
+            arrived="nothing of that name exists",
+            remedy="check the path for a typing error",
+        )
+    if not (path.is_dir() or path.is_file()):
+        # Reading a pipe or a device waits for ever.
+        raise MultiheadError(
+            asked=f"{kind} from {path}",
+            arrived="a pipe, a socket or a device",
+            remedy="write its content to a file and name that",
+        )
 
 
 def _reason(file: Path, suffixes: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ BINS = 32
 """Number of bins along a sequence, from its first to its last real token."""
 
 SPECIAL = ("special", "register")
-"""Names of the classes of special tokens, and of registers, which take up attention that has nowhere to go as they do."""
+"""Classes of special tokens and of registers, which take up attention that has nowhere to go as they do."""
 
 Target = Pattern | Sequence[Pattern]
 """One pattern for every document, or one for each."""

@@ -72,7 +72,7 @@ def from_parts(part: str, data: Mapping[str, Any], tensors: Mapping[str, NDArray
     return HeadStatistics(
         model=data["model"],
         heads=heads,
-        kv_heads=tuple(data["kv_heads"]),
+        kv_heads=_numbers(data["kv_heads"], len(data["heads"])),
         documents=documents,
         quantities=quantities,
         sums=arrays("sums", len(documents), every=True),
@@ -130,3 +130,14 @@ def _example(path: str, told: Mapping[str, Any], tensors: Mapping[str, NDArray[A
     given |= {name: tensors[f"{path}/{name}"] for name in _EXAMPLE}
     given |= {"grid": None if told.get("grid") is None else tuple(told["grid"])}
     return Example(**given, picture=None if picture is None else picture.tobytes())
+
+
+def _numbers(given: Any, count: int) -> tuple[int, ...]:
+    """As many whole numbers as there are heads.
+
+    Raises:
+        TypeError: They are something else.
+    """
+    if not isinstance(given, list) or [type(n) for n in given] != [int] * count:
+        raise TypeError(f"kv_heads is no list of {count} whole numbers")
+    return tuple(given)

@@ -67,7 +67,7 @@ def load_checkup(folder: Path) -> CheckupRecord:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         packed = (path.parent / SUMS).read_bytes()
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise RecordError(
             asked=f"a checkup's {RECORD} and {SUMS} in {path.parent}",
             arrived=str(problem),
@@ -82,7 +82,7 @@ def load_checkup(folder: Path) -> CheckupRecord:
         )
     try:
         return _from_json(data, load_tensors(packed))
-    except (KeyError, TypeError, ValueError, SafetensorError) as problem:
+    except (KeyError, IndexError, TypeError, ValueError, SafetensorError) as problem:
         raise RecordError(
             asked=f"every field of a checkup in {path}",
             arrived=f"{type(problem).__name__}: {problem}",
@@ -181,6 +181,7 @@ def _to_json(record: CheckupRecord, sums: dict[str, str]) -> dict[str, Any]:
 def _from_json(data: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> CheckupRecord:
     model = dict(data["model"])
     model["special_tokens"] = tuple(model["special_tokens"])
+    _check_kinds(model | {"complete": data["complete"], "reads": data.get("reads", "text")})
     return CheckupRecord(
         model=ModelFacts(**model),
         texts=from_parts("texts", data["texts"], tensors),
@@ -191,6 +192,16 @@ def _from_json(data: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> 
         complete=data["complete"],
         reads=data.get("reads", "text"),
     )
+
+
+_KINDS: Mapping[str, type] = {"name": str, "architecture": str, "parameters": int, "complete": bool, "reads": str}
+
+
+def _check_kinds(fields: Mapping[str, Any]) -> None:
+    """Raise TypeError where a field is of another kind: the page would stumble over it much later."""
+    for name, kind in _KINDS.items():
+        if type(fields[name]) is not kind:
+            raise TypeError(f"{name} is {fields[name]!r}, which is no {kind.__name__}")
 
 
 def _table(record: CheckupRecord) -> Any:

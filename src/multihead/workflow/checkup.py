@@ -21,6 +21,7 @@ from multihead.workflow.opening import OpenedModel
 from multihead.workflow.plan import Course, Material, Plan, make_plan
 from multihead.workflow.report import Report
 
+MOST_REPEATS = 1000
 PACKAGES = ("multihead", "torch", "transformers", "tokenizers", "numpy")
 
 
@@ -81,11 +82,11 @@ def checkup(
     """
     opened = model if isinstance(model, OpenedModel) else OpenedModel(model=model, tokenizer=tokenizer, name="")
     opened = replace(opened, tokenizer=tokenizer or opened.tokenizer, name=opened.name or _name_of(opened.model))
-    if repeats < 0:
+    if not 0 <= repeats <= MOST_REPEATS:
         raise MultiheadError(
             asked="how many runs of repeated random tokens to measure",
             arrived=f"repeats={repeats}",
-            remedy="pass 0 or more",
+            remedy=f"pass 0 to {MOST_REPEATS}; 8 tell what there is to tell",
         )
     locate(opened.model)  # raises where there is no attention to be seen
     check_weights(opened.model)

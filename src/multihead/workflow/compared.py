@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from multihead.error import MultiheadError
 from multihead.measure.role import Comparison
 from multihead.measure.role import compare as compare_records
 from multihead.record import write_file
@@ -9,6 +10,8 @@ from multihead.report import render_comparison
 from multihead.workflow.report import Report
 
 PAGE = "index.html"
+SHAPING = ("max_length", "rows", "repeats", "dtype")
+"""Settings of a checkup that change its numbers."""
 
 
 class Compared:
@@ -23,8 +26,22 @@ class Compared:
     """
 
     def __init__(self, before: Report, after: Report) -> None:
+        for given in (before, after):
+            if not isinstance(given, Report):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise MultiheadError(
+                    asked="two reports to compare",
+                    arrived=f"{type(given).__name__} {str(given)[:60]!r}",
+                    remedy="load them first: mh.compare(mh.load_checkup(before), mh.load_checkup(after))",
+                )
         self.before, self.after = before, after
         self.comparison: Comparison = compare_records(before.record, after.record)
+
+    @property
+    def different_settings(self) -> dict[str, tuple[str, str]]:
+        """Settings that shape the numbers and were not the same, each with both values."""
+        first, second = self.before.record.settings, self.after.record.settings
+        told = {name: (first.get(name, "unknown"), second.get(name, "unknown")) for name in SHAPING}
+        return {name: values for name, values in told.items() if values[0] != values[1]}
 
     def save(self, folder: str | Path = "comparison", *, lang: str = "en") -> Path:
         """Write `index.html`: one offline page.
