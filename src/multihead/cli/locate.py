@@ -25,7 +25,6 @@ def locate(model: str, /, *, as_json: Json = False) -> int:
             {
                 "module": one.site.module,
                 "stack": one.site.stack,
-                "layer": one.site.layer,
                 "cross": one.site.cross,
                 "heads": one.heads,
                 "how": one.how,
