@@ -64,5 +64,5 @@ def test_sound(tmp_path):
     assert {row["head"].split(".")[0] for row in data["heads"]} == {"encoder", "decoder", "cross"}
     assert [d["name"] for d in data["documents"]] == ["tones.wav"]
     assert data["documents"][0]["tokens"] > 1500
-    # Whisper is known to align its words with the sound in cross attention; its encoder has heads that look ahead.
-    assert mh.load_checkup(tmp_path / "out").statistics.value("next").max() > 0.6
+    # Its encoder has a head that looks ahead; the decoder, which cannot, has no number there.
+    assert np.nanmax(mh.load_checkup(tmp_path / "out").statistics.value("next")) > 0.6
