@@ -3,7 +3,6 @@
 from rich.console import Console
 
 from multihead.cli.output import Json, tell_json
-from multihead.hooks import addresses
 from multihead.hooks import locate as find_layers
 from multihead.workflow import open_model
 
@@ -22,12 +21,10 @@ def locate(model: str, /, *, as_json: Json = False) -> int:
         opened = open_model(model)
     found = find_layers(opened.model)
     if as_json:
-        places = addresses([one.site for one in found])
         layers = [
             {
                 "module": one.site.module,
                 "stack": one.site.stack,
-                "layer": places[one.site][1],
                 "cross": one.site.cross,
                 "heads": one.heads,
                 "how": one.how,
