@@ -59,6 +59,7 @@ def test_the_alignment_head_of_rxnmapper_leads_by_twenty_points():
     assert as_published[10, 5] == max(as_published.values()) == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("smollm2")
 def test_smollm2_shows_its_heads_on_repeated_random_tokens():
     opened = open_model("smollm2")

@@ -158,7 +158,7 @@ def test_ctrl_c_keeps_the_batches_and_going_on_ends_the_run(plan_seed, plain, tm
 
     with pytest.raises(Interrupted) as stopped:
         run(tmp_path, plan_seed, on_batch=stop)
-    assert [d.name for d in stopped.value.statistics.documents] == ["d0"]
+    assert [d.name for d in stopped.value.statistics.documents] == ["d0", "d1"]
     assert len(sheets(tmp_path)) == 3
     assert run(tmp_path, plan_seed) == plain
 
