@@ -1,12 +1,14 @@
 """Measuring some rows instead of all: do the intervals hold the exact values, and how much faster is it?
 
-One document is measured exactly, then many times from a sample of its query rows, each draw with a seed of its own. For
-every statistic the table says in what share of draws the interval of a head holds that head's exact value. Intervals
-that keep what they promise hold it in a share that lies, 95 times of 100, in the binomial interval above the table.
-Draws are independent of each other and heads of one draw are not (they are looked at on the same rows), so it is the
-one for the number of draws. A share below it is marked "low", one above it "high" (intervals wider than they need be).
-`worst` is the head (or entry of an array) whose value was held least: of many, some lie below by chance. Entries that
-had an interval in fewer than nine draws of ten are left out; `entries` says how many are not.
+One document is read once; its calls are measured exactly, then many times from a sample of their query rows, each draw
+with a seed of its own. For every statistic the table says in what share of draws the interval of a head holds that
+head's exact value. Intervals that keep what they promise hold it in a share that lies, 95 times of 100, in the binomial
+interval above the table. Draws are independent of each other and heads of one draw are not (they are looked at on the
+same rows), so it is the one for the number of draws. A share below it is marked "low", one above it "high" (intervals
+wider than they need be). `worst` is the head (or entry of an array) whose value was held least: of many, some lie below
+by chance. Entries that had an interval in fewer than nine draws of ten are left out; `entries` says how many are not.
+`width`: mean half width of the intervals over 1.96 standard deviations of the drawn values, of the median head; 1 is as
+narrow as can be.
 
     python benchmarks/rows.py                                         a small random decoder, 2,048 tokens
     python benchmarks/rows.py --model smollm2 --text novel.txt --length 2048 --draws 200 --json build/rows.json
@@ -26,10 +28,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from multihead.measure import Batch, Run, observe
+from multihead.hooks import watching
+from multihead.measure import DEFAULT, Batch, Run, observe
+from multihead.measure.recorder import Recorder
+from multihead.measure.sample import Sampler
 from multihead.record import Document
 
-VOCAB, ROUNDING, SAVE_EVERY, KNOWN = 1000, 1e-6, 10, 0.9
+# Statistics of outputs are of all rows and have no such interval.
+WEIGHED = tuple(statistic for statistic in DEFAULT if not getattr(statistic, "outputs", False))
+
+VOCAB, ROUNDING, SAVE_EVERY, KNOWN = 1000, 1e-5, 10, 0.9
 
 
 def main():
@@ -59,7 +67,7 @@ def main():
         save(options.json, result)
     tell_speed(result["speed"])
     if options.draws > result["draws"]:
-        draw(look, result, options)
+        draw(keep_calls(model, batch), document, result, options)
     tell_coverage(result)
 
 
@@ -149,20 +157,46 @@ def speed(model, batch, look, options):
     return found | {"cut": statistics.median(beyond), "cut_low": min(beyond), "cut_high": max(beyond)}
 
 
-def draw(look, result, options):
+def keep_calls(model, batch):
+    """The attention calls of one pass."""
+    calls = []
+    with torch.no_grad(), watching(model.eval(), calls.append):
+        model(**batch.inputs)
+    return calls
+
+
+def measure(calls, document, sampler=None):
+    """The record of calls that were kept, exactly or of some rows."""
+    recorder = Recorder(DEFAULT if sampler is None else WEIGHED, sampler=sampler)
+    for call in calls:
+        recorder.take(call, (0,), key="draw")
+    recorder.ledger.post()
+    return recorder.record("model", [document], [0])
+
+
+def draw(calls, document, result, options):
     """Count, for every statistic and head, in how many draws the interval holds the exact value."""
-    exact = look()
+    exact = measure(calls, document)
     while result["draws"] < options.draws:
-        record = look(Run(rows=options.rows, seed=result["draws"]))
+        record = measure(calls, document, Sampler(rows=options.rows, seed=result["draws"]))
         for name in sorted(record.sampling):
-            held, known = holds(record, exact, name, options.level)
-            counts = result["held"].setdefault(name, {"held": [0] * len(held), "known": [0] * len(held)})
-            counts["held"] = [a + int(b) for a, b in zip(counts["held"], held, strict=True)]
-            counts["known"] = [a + int(b) for a, b in zip(counts["known"], known, strict=True)]
+            count(record, exact, name, result["held"], options.level)
         result["draws"] += 1
         if result["draws"] % SAVE_EVERY == 0 or result["draws"] == options.draws:
             save(options.json, result)
             print(f"{time.strftime('%H:%M:%S')}  {result['draws']} of {options.draws} draws", flush=True)
+
+
+def count(record, exact, name, told, level):
+    """Add one draw to what is told of a statistic; of single numbers also the values and the half widths."""
+    held, known = holds(record, exact, name, level)
+    new = {"held": held.astype(int), "known": known.astype(int)}
+    if not record.quantity(name).shape:
+        low, high = record.sampling_interval(name, level=level)
+        value = np.where(known, record.value(name), 0.0)
+        new |= {"value": value, "square": value**2, "half": np.where(known, (high - low) / 2, 0.0)}
+    have = told.get(name, {})
+    told[name] = {key: (one + np.array(have.get(key, 0))).tolist() for key, one in new.items()}
 
 
 def holds(record, exact, name, level):
@@ -197,16 +231,31 @@ def tell_coverage(result):
         return
     low, high = binomial_interval(draws, level)
     print(f"\n{draws} draws, intervals of {level:.0%}: expected {low:.3f} to {high:.3f}")
-    print("\n| statistic | held | | worst | entries |\n|---|---|---|---|---|")
+    print("\n| statistic | held | | worst | width | entries |\n|---|---|---|---|---|---|")
     for name, counts in result["held"].items():
         pairs = list(zip(counts["held"], counts["known"], strict=True))
         shares = [held / known for held, known in pairs if known >= KNOWN * draws]
         if not shares:
-            print(f"| {name} | | | | 0 of {len(pairs)} |")
+            print(f"| {name} | | | | | 0 of {len(pairs)} |")
             continue
         mean = statistics.fmean(shares)
         mark = "low" if mean < low else "high" if mean > high else ""
-        print(f"| {name} | {mean:.3f} | {mark} | {min(shares):.3f} | {len(shares)} of {len(pairs)} |")
+        entries = f"{len(shares)} of {len(pairs)}"
+        print(f"| {name} | {mean:.3f} | {mark} | {min(shares):.3f} | {width_of(counts)} | {entries} |")
+
+
+def width_of(counts):
+    """Mean half width over 1.96 standard deviations of the drawn values, of the median head."""
+    if "half" not in counts:
+        return ""
+    known, value, square, half = (np.array(counts[key]) for key in ("known", "value", "square", "half"))
+    some = known > 1
+    mean = value[some] / known[some]
+    deviation = np.sqrt(np.maximum(square[some] / known[some] - mean**2, 0.0))
+    sure = deviation > ROUNDING * np.abs(mean)
+    if not sure.any():
+        return ""
+    return f"{np.median(half[some][sure] / known[some][sure] / 1.96 / deviation[sure]):.2f}"
 
 
 def binomial_interval(draws, share):

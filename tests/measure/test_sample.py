@@ -10,7 +10,7 @@ import torch
 from hooks.families import FAMILIES
 from measure.calls import classes, make_call, take
 from multihead.attend import Softmax
-from multihead.corpus import token_classes
+from multihead.corpus import default_texts, token_classes
 from multihead.error import MultiheadError
 from multihead.hooks import watching
 from multihead.measure import DEFAULT, Batch, Run, build_scene, observe
@@ -216,7 +216,7 @@ def test_intervals_hold_the_exact_values_and_not_much_more(length, draws, chosen
 @pytest.mark.parametrize(("name", "layers", "rows"), [("minilm", (0, 2, 5), 128), ("smollm2", (0, 5, 14, 29), 256)])
 def test_intervals_hold_the_exact_values_of_real_models(name, layers, rows):
     opened = open_model(name)
-    text = "\n".join(text.content for text in opened.texts)
+    text = "\n".join(text.content for text in opened.texts or default_texts())
     length = 512 if name == "minilm" else 1536
     ids = torch.tensor(opened.tokenizer(text[: 8 * length])["input_ids"][:length])[None]
     calls = []

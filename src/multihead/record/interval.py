@@ -29,7 +29,7 @@ _FEW_ROWS = 4
 _SKEW = 2.0
 """Skewness of so few totals is about half of that of what they are drawn from, where that is large."""
 
-_ROUNDING = 1e-6
+_ROUNDING = 1e-5
 """Shares that lie so little outside of their bounds do so from rounding."""
 
 
