@@ -39,7 +39,8 @@ def test_every_group_has_a_row_of_every_stratum():
         drawn, strata = draw.groups.numpy(), draw.groups.shape[1]
         assert drawn.shape[0] == GROUPS
         assert draw.first >= 3 * draw.last >= 12
-        assert drawn.size + draw.first + draw.last == rows // GROUPS * GROUPS
+        assert 0 <= drawn.size + draw.first + draw.last - rows // GROUPS * GROUPS < strata
+        assert (length - draw.first - draw.last) % strata == 0, "all strata are of one size"
         assert len(np.unique(drawn)) == drawn.size, "no row twice"
         assert drawn.min() >= draw.first
         assert drawn.max() < length - draw.last
@@ -100,10 +101,10 @@ def test_the_estimate_is_what_the_drawn_rows_bring(given):
         return take(dataclasses.replace(call, queries=dataclasses.replace(call.queries, keep=keep)), statistics=DEFAULT)
 
     # Marking the other rows as padding moves the first token of queries in cross-attention: positions are not compared.
-    drawn, ends = alone(draw.groups.flatten()), alone([*range(12), *range(146, 150)])
+    drawn, ends = alone(draw.groups.flatten()), alone([*range(draw.first), *range(150 - draw.last, 150)])
     relative = ("pooled_map", "entropy_by_position", "distance", "distance_absolute", "offsets", "distance_histogram")
     relative += ("span90", "previous", "next", "self", "sink_by_position")
-    scale = (150 - 16) / 48
+    scale = (150 - draw.first - draw.last) / 48
     for name, part in drawn.items():
         if isinstance(part, str) or name.startswith(("rows_", "output_", "received", "effective")) or name == "cka":
             continue
@@ -254,7 +255,8 @@ def test_the_largest_score_has_a_bound_that_holds():
         call = make_call(q_len=150, **given)
         truth = record_of([call]).value("logit_max")
         low, high = record_of([call], Sampler(rows=64)).sampling_interval("logit_max")
-        assert (low <= truth).all()
+        # The same score from products of other sizes is rounded otherwise.
+        assert (low <= truth + 1e-5 * np.abs(truth)).all()
         assert (truth <= high).all()
         assert np.isfinite(high).all()
     assert torch.isinf(ceiling(make_call(bias=ALiBi(torch.rand(4))).problem)).all()

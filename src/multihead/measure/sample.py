@@ -58,7 +58,8 @@ class Sampler:
     """Which rows are measured.
 
     Args:
-        rows: Query rows of a call, rounded down to a multiple of `GROUPS`, at least `LEAST_ROWS`.
+        rows: Query rows of a call, rounded down to a multiple of `GROUPS`, at least `LEAST_ROWS`; a few more
+            are measured where the length does not divide.
         seed: Another seed draws other rows.
     """
 
@@ -83,8 +84,8 @@ class Sampler:
 
         A quarter of the rows, up to `MOST_ENDS`, are those at the ends, three at the beginning for one at the end.
         There rows are unlike all others (the first ones see few keys, and marks of begin and end stand there), so that
-        chance would bring much doubt. The strata are neighbouring rows, of equal numbers up to 1; chance says which are
-        the longer ones.
+        chance would bring much doubt. The strata are neighbouring rows, all of one size: what is left over joins the
+        beginning.
 
         Args:
             length: Rows of the call, more than are measured.
@@ -95,12 +96,11 @@ class Sampler:
         strata = (self.measured - min(self.measured // 4, MOST_ENDS)) // GROUPS
         ends = self.measured - strata * GROUPS
         last = ends // 4
-        between = length - ends
-        sizes = np.full(strata, between // strata)
-        sizes[random.choice(strata, between % strata, replace=False)] += 1
-        starts = ends - last + np.cumsum(sizes) - sizes
-        drawn = [s + random.choice(n, GROUPS, replace=False) for s, n in zip(starts, sizes, strict=True)]
-        return Draw(length=length, first=ends - last, last=last, groups=torch.from_numpy(np.stack(drawn, axis=1)))
+        size, over = divmod(length - ends, strata)
+        # A longer stratum would count too little, in all groups alike, where they do not show it.
+        first = ends - last + over
+        drawn = [first + place * size + random.choice(size, GROUPS, replace=False) for place in range(strata)]
+        return Draw(length=length, first=first, last=last, groups=torch.from_numpy(np.stack(drawn, axis=1)))
 
 
 def is_worth_it(problem: Problem, rows: int) -> bool:
