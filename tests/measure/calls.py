@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import torch
 
-from measure.oracle import Facts, alike_of, outputs_of, statistics_of, weights_of, written_of
+from measure.oracle import Facts, alike_of, statistics_of, weights_of
+from measure.oracle_outputs import outputs_of, written_of
 from multihead.attend import Softmax, make_problem
 from multihead.corpus import TokenClasses
 from multihead.hooks import Call, Projection, Site, Tokens
@@ -34,12 +35,19 @@ def make_call(
     q_keep=None,
     k_keep=None,
     ids=True,
+    coarse=False,
     **given,
 ):
-    """A random call; `given` goes to `make_problem`."""
+    """A random call; `given` goes to `make_problem`.
+
+    Coarse queries and keys are multiples of 1/4: their products are exact in single precision, where those of others
+    are off by 6e-8 of their size, and weights by as much as that times the largest score.
+    """
     kv_len = q_len if kv_len is None else kv_len
     q = torch.randn(batch, heads, q_len, dim) * 2
     k, v = torch.randn(2, batch, kv_heads or heads, kv_len, dim)
+    if coarse:
+        q, k = (4 * q).round() / 4, (4 * k).round() / 4
     problem = make_problem(q, k, v, **given)
     k_ids = torch.randint(0, VOCAB, (batch, kv_len))
     start = problem.q_offset or 0

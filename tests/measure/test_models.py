@@ -6,7 +6,8 @@ import torch
 
 from hooks.families import FAMILIES, RUNS, VOCAB, twin
 from measure.calls import assert_same
-from measure.oracle import Facts, outputs_of, statistics_of, weights_of
+from measure.oracle import Facts, statistics_of, weights_of
+from measure.oracle_outputs import outputs_of
 from multihead.corpus import TokenClasses
 from multihead.hooks import addresses, watching
 from multihead.measure import Batch, observe

@@ -41,7 +41,7 @@ MAKE = {
     "grouped heads": lambda: make_call(heads=6, kv_heads=2, mask=causal()),
     "one head": lambda: make_call(heads=1, batch=1),
     "softcap": lambda: make_call(softcap=1.5),
-    "large scores": lambda: make_call(scale=20.0),
+    "large scores": lambda: make_call(scale=20.0, coarse=True),
     "additive bias": lambda: make_call(bias=torch.randn(1, 4, 13, 13)),
     "additive mask of -inf": lambda: make_call(bias=additive((2, 1, 13, 13), -math.inf)),
     "additive mask of the lowest number": lambda: make_call(

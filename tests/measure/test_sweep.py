@@ -8,7 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from measure.calls import assert_same, expect, make_call, take
-from measure.oracle import outputs_of, weights_of
+from measure.oracle import weights_of
+from measure.oracle_outputs import outputs_of
 from multihead.attend import Softmax, make_problem
 from multihead.error import MultiheadError
 from multihead.hooks import Projection, Tokens

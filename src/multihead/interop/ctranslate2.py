@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from multihead.error import MultiheadError
+from multihead.interop.files import mapped
 
 _VERSION = 6
 _DTYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16)
@@ -138,15 +139,7 @@ def open_ctranslate2(path: Path) -> Generator[CTranslate2File]:
         >>> with open_ctranslate2(Path("model.bin")) as file:  # doctest: +SKIP
         ...     weight = file.tensor("encoder/conv1/weight")
     """
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
-            yield CTranslate2File(path, buffer)
-    except (OSError, ValueError) as fault:
-        if isinstance(fault, MultiheadError):
-            raise
-        # An empty file cannot be mapped: that is a ValueError of mmap.
-        raise MultiheadError(
-            asked=f"the weights in {path}, a CTranslate2 model",
-            arrived=getattr(fault, "strerror", None) or str(fault),
-            remedy="give the model.bin itself, complete, and the right to read it",
-        ) from fault
+    with mapped(
+        path, kind="a CTranslate2 model", remedy="give the model.bin itself, complete, and the right to read it"
+    ) as buffer:
+        yield CTranslate2File(path, buffer)

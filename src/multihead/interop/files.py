@@ -1,8 +1,10 @@
-"""Are the weight files of a folder whole? Told from their headers, before anything is loaded."""
+"""Weight files as files: whether those of a folder are whole, told from their headers; their bytes without a copy."""
 
 import json
+import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -97,3 +99,29 @@ def _end(file: Path, header: bytes) -> int:
 
 def _broken(file: Path, arrived: str, remedy: str) -> MultiheadError:
     return MultiheadError(asked=f"the weights in {file}", arrived=arrived, remedy=remedy)
+
+
+@contextmanager
+def mapped(path: Path, *, kind: str, remedy: str) -> Generator[mmap.mmap]:
+    """The bytes of a weights file, mapped and not copied, closed at the end of the block.
+
+    Args:
+        path: The file.
+        kind: What it is, for messages: `"an ONNX file"`.
+        remedy: What to do where it cannot be read.
+
+    Raises:
+        MultiheadError: The file cannot be read, or what is done in the block finds it damaged.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
+            yield buffer
+    except (OSError, ValueError) as fault:
+        if isinstance(fault, MultiheadError):
+            raise
+        # An empty file cannot be mapped: that is a ValueError of mmap.
+        raise MultiheadError(
+            asked=f"the weights in {path}, {kind}",
+            arrived=getattr(fault, "strerror", None) or str(fault),
+            remedy=remedy,
+        ) from fault

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from multihead.error import MultiheadError
+from multihead.interop.files import mapped
 
 _DTYPES = {1: torch.float32, 6: torch.int32, 7: torch.int64, 10: torch.float16, 11: torch.float64, 16: torch.bfloat16}
 _EXTERNAL = 1
@@ -196,15 +197,7 @@ def open_onnx(path: Path) -> Generator[OnnxFile]:
         >>> with open_onnx(Path("model.onnx")) as file:  # doctest: +SKIP
         ...     weight = file.tensor("layer.weight")
     """
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
-            yield OnnxFile(path, buffer)
-    except (OSError, ValueError) as fault:
-        if isinstance(fault, MultiheadError):
-            raise
-        # An empty file cannot be mapped: that is a ValueError of mmap.
-        raise MultiheadError(
-            asked=f"the weights in {path}, an ONNX file",
-            arrived=getattr(fault, "strerror", None) or str(fault),
-            remedy="give the .onnx file itself, complete, and the right to read it",
-        ) from fault
+    with mapped(
+        path, kind="an ONNX file", remedy="give the .onnx file itself, complete, and the right to read it"
+    ) as buffer:
+        yield OnnxFile(path, buffer)

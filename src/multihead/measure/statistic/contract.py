@@ -1,7 +1,7 @@
 """What a statistic is: its definition, and a pure function from weights to sums."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from jaxtyping import Float64
@@ -74,3 +74,25 @@ Statistic = OfTile[Any] | OfWhole
 
 def nothing(scene: Scene) -> None:
     """For statistics that need nothing of the call but its weights."""
+
+
+def set_aside(quantity: Quantity, formula: str) -> Quantity:
+    """A quantity once more, with the sink set aside: its name, its title and what it repeats follow from it."""
+    return replace(
+        quantity,
+        name=f"{quantity.name}_content",
+        title=f"{quantity.title}, sink set aside",
+        formula=formula,
+        even="",
+        content_of=quantity.name,
+    )
+
+
+def with_aside(quantity: Quantity, formula: str) -> tuple[Quantity, Quantity]:
+    """A quantity, and the same with the sink set aside.
+
+    Args:
+        quantity: The quantity.
+        formula: How the second is worked out.
+    """
+    return quantity, set_aside(quantity, formula)

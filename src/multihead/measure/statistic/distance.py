@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from multihead.measure.statistic.contract import Contribution, OfTile, nothing
+from multihead.measure.statistic.contract import Contribution, OfTile, nothing, with_aside
 from multihead.measure.tile import Tile
 from multihead.record import Quantity
 
@@ -49,31 +49,23 @@ def _near(tile: Tile) -> tuple[Tensor, Tensor]:
 
 DISTANCE = OfTile(
     quantities=(
-        Quantity(
-            name="distance",
-            title="mean distance back",
-            unit="tokens",
-            formula="mean over rows of sum_j A_ij (i - j): positive looks back, negative ahead",
+        *with_aside(
+            Quantity(
+                name="distance",
+                title="mean distance back",
+                unit="tokens",
+                formula="mean over rows of sum_j A_ij (i - j): positive looks back, negative ahead",
+            ),
+            "sum over rows of A_ij (i - j) over keys outside of the sink / sum of all A_ij there",
         ),
-        Quantity(
-            name="distance_content",
-            title="mean distance back, sink set aside",
-            unit="tokens",
-            formula="sum over rows of A_ij (i - j) over keys outside of the sink / sum of all A_ij there",
-            content_of="distance",
-        ),
-        Quantity(
-            name="distance_absolute",
-            title="mean distance",
-            unit="tokens",
-            formula="mean over rows of sum_j A_ij |i - j|",
-        ),
-        Quantity(
-            name="distance_absolute_content",
-            title="mean distance, sink set aside",
-            unit="tokens",
-            formula="sum over rows of A_ij |i - j| over keys outside of the sink / sum of all A_ij there",
-            content_of="distance_absolute",
+        *with_aside(
+            Quantity(
+                name="distance_absolute",
+                title="mean distance",
+                unit="tokens",
+                formula="mean over rows of sum_j A_ij |i - j|",
+            ),
+            "sum over rows of A_ij |i - j| over keys outside of the sink / sum of all A_ij there",
         ),
     ),
     prepare=nothing,

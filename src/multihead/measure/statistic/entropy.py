@@ -1,6 +1,6 @@
 """Entropy of the weights of a row."""
 
-from multihead.measure.statistic.contract import Contribution, OfWhole
+from multihead.measure.statistic.contract import Contribution, OfWhole, with_aside
 from multihead.measure.tile import Whole
 from multihead.record import Quantity
 
@@ -15,22 +15,16 @@ def take(whole: Whole) -> tuple[Contribution, ...]:
 
 
 ENTROPY = OfWhole(
-    quantities=(
+    quantities=with_aside(
         Quantity(
             name="entropy",
             title="entropy",
             unit="nats",
             formula="mean over rows of -sum_j A_ij ln A_ij; a learned sink counts as one more key",
         ),
-        Quantity(
-            name="entropy_content",
-            title="entropy, sink set aside",
-            unit="nats",
-            formula=(
-                "mean over rows of -sum_j B_ij ln B_ij, B_ij = A_ij / (1 - s_i) over keys outside of the sink, "
-                "row i counting 1 - s_i times, s_i its weight on the sink"
-            ),
-            content_of="entropy",
+        (
+            "mean over rows of -sum_j B_ij ln B_ij, B_ij = A_ij / (1 - s_i) over keys outside of the sink, "
+            "row i counting 1 - s_i times, s_i its weight on the sink"
         ),
     ),
     take=take,

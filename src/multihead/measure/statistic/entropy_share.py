@@ -1,6 +1,6 @@
 """Entropy of a row as a share of what an even spread over its visible keys would have."""
 
-from multihead.measure.statistic.contract import Contribution, OfWhole
+from multihead.measure.statistic.contract import Contribution, OfWhole, with_aside
 from multihead.measure.tile import LEAST, Whole, total
 from multihead.record import Quantity
 
@@ -18,22 +18,18 @@ def take(whole: Whole) -> tuple[Contribution, ...]:
 
 
 ENTROPY_SHARE = OfWhole(
-    quantities=(
+    quantities=with_aside(
         Quantity(
             name="entropy_share",
             title="entropy, of an even spread's",
             unit="share",
-            formula="mean over rows of (-sum_j A_ij ln A_ij) / ln(visible keys); a learned sink counts as one more key",
-        ),
-        Quantity(
-            name="entropy_share_content",
-            title="entropy, of an even spread's, sink set aside",
-            unit="share",
             formula=(
-                "the same with B_ij = A_ij / (1 - s_i) over keys outside of the sink, of rows that see 2 such keys, "
-                "row i counting 1 - s_i times, s_i its weight on the sink"
+                "mean over rows of (-sum_j A_ij ln A_ij) / ln(visible keys); a learned sink counts as one more key"
             ),
-            content_of="entropy_share",
+        ),
+        (
+            "the same with B_ij = A_ij / (1 - s_i) over keys outside of the sink, of rows that see 2 such keys, "
+            "row i counting 1 - s_i times, s_i its weight on the sink"
         ),
     ),
     take=take,

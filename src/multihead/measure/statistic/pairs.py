@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from multihead.measure.statistic.contract import Contribution
+from multihead.measure.statistic.contract import Contribution, set_aside
 from multihead.measure.tile import Tile
 from multihead.record import Quantity
 
@@ -43,14 +43,15 @@ def pair_quantities(name: str, words: str, condition: str) -> tuple[Quantity, ..
         condition: When (i, j) is a pair, for formulas.
     """
     rows = "over rows that see such a key"
+    weight = Quantity(
+        name=name,
+        title=f"weight on {words}",
+        unit="share",
+        formula=f"mean of sum_j A_ij [{condition}] {rows}",
+        even=f"{name}_even",
+    )
     return (
-        Quantity(
-            name=name,
-            title=f"weight on {words}",
-            unit="share",
-            formula=f"mean of sum_j A_ij [{condition}] {rows}",
-            even=f"{name}_even",
-        ),
+        weight,
         Quantity(
             name=f"{name}_argmax",
             title=f"largest weight on {words}",
@@ -65,15 +66,10 @@ def pair_quantities(name: str, words: str, condition: str) -> tuple[Quantity, ..
                 f"mean of (visible keys with [{condition}]) / (visible keys) {rows}; a learned sink is one more key"
             ),
         ),
-        Quantity(
-            name=f"{name}_content",
-            title=f"weight on {words}, sink set aside",
-            unit="share",
-            formula=(
-                f"sum of A_ij [{condition}] over keys outside of the sink / sum of all their A_ij, "
-                "over rows that see such a key there"
-            ),
-            content_of=name,
+        set_aside(
+            weight,
+            f"sum of A_ij [{condition}] over keys outside of the sink / sum of all their A_ij, "
+            "over rows that see such a key there",
         ),
     )
 

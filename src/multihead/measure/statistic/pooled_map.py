@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multihead.measure.scene import BINS, Scene
-from multihead.measure.statistic.contract import Contribution, OfTile
+from multihead.measure.statistic.contract import Contribution, OfTile, with_aside
 from multihead.measure.tile import Tile
 from multihead.record import Quantity
 
@@ -44,22 +44,15 @@ def _placed(tile: Tile, sums: Tensor, count: Tensor) -> Contribution:
 
 
 POOLED_MAP = OfTile(
-    quantities=(
+    quantities=with_aside(
         Quantity(
             name="pooled_map",
             title="mean map",
             unit="share",
-            formula="mean over a bin of rows of the weight on a bin of keys; i in bin floor(32 (i - first) / length)",
+            formula=("mean over a bin of rows of the weight on a bin of keys; i in bin floor(32 (i - first) / length)"),
             shape=(BINS, BINS),
         ),
-        Quantity(
-            name="pooled_map_content",
-            title="mean map, sink set aside",
-            unit="share",
-            formula="the same over keys outside of the sink / sum of all A_ij there, over the rows of the bin",
-            shape=(BINS, BINS),
-            content_of="pooled_map",
-        ),
+        "the same over keys outside of the sink / sum of all A_ij there, over the rows of the bin",
     ),
     prepare=prepare,
     take=take,

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multihead.measure.scene import Scene
-from multihead.measure.statistic.contract import Contribution, OfTile
+from multihead.measure.statistic.contract import Contribution, OfTile, with_aside
 from multihead.measure.tile import Tile
 from multihead.record import Quantity
 
@@ -153,55 +153,42 @@ def _span(offsets: Tensor, bins: Tensor, facts: Facts) -> Tensor:
 
 REACH = OfTile(
     quantities=(
-        Quantity(
-            name="offsets",
-            title="weight by offset",
-            unit="share",
-            formula="mean over rows of A_i,i-o, o = query - key from -16 (ahead) to 16 (back); 0 without such a key",
-            shape=(len(OFFSETS),),
-            labels=tuple(str(o) for o in OFFSETS),
-        ),
-        Quantity(
-            name="offsets_content",
-            title="weight by offset, sink set aside",
-            unit="share",
-            formula="sum over rows of A_i,i-o [i-o outside of the sink] / sum of all A_ij outside of the sink",
-            shape=(len(OFFSETS),),
-            labels=tuple(str(o) for o in OFFSETS),
-            content_of="offsets",
-        ),
-        Quantity(
-            name="distance_histogram",
-            title="weight by distance",
-            unit="share",
-            formula="mean over rows of the weight on keys at distance 1, 2-3, 4-7, ..., 2^14 and more, either way",
-            shape=(len(LABELS),),
-            labels=LABELS,
-        ),
-        Quantity(
-            name="distance_histogram_content",
-            title="weight by distance, sink set aside",
-            unit="share",
-            formula="the same over keys outside of the sink / sum of all A_ij outside of the sink",
-            shape=(len(LABELS),),
-            labels=LABELS,
-            content_of="distance_histogram",
-        ),
-        Quantity(
-            name="span90",
-            title="distance that holds 90 % of the weight",
-            unit="tokens",
-            formula=(
-                "mean over rows of the smallest w with sum_j A_ij [|i - j| <= w] >= 0.9 sum_j A_ij; exact up to 15, "
-                "beyond w = low + (high - low) x the needed share of the weight of the octave 2^k to 2^(k+1) - 1"
+        *with_aside(
+            Quantity(
+                name="offsets",
+                title="weight by offset",
+                unit="share",
+                formula=(
+                    "mean over rows of A_i,i-o, o = query - key from -16 (ahead) to 16 (back); 0 without such a key"
+                ),
+                shape=(len(OFFSETS),),
+                labels=tuple(str(o) for o in OFFSETS),
             ),
+            "sum over rows of A_i,i-o [i-o outside of the sink] / sum of all A_ij outside of the sink",
         ),
-        Quantity(
-            name="span90_content",
-            title="distance that holds 90 % of the weight, sink set aside",
-            unit="tokens",
-            formula="the same over keys outside of the sink, each row counting by the weight it has there",
-            content_of="span90",
+        *with_aside(
+            Quantity(
+                name="distance_histogram",
+                title="weight by distance",
+                unit="share",
+                formula="mean over rows of the weight on keys at distance 1, 2-3, 4-7, ..., 2^14 and more, either way",
+                shape=(len(LABELS),),
+                labels=LABELS,
+            ),
+            "the same over keys outside of the sink / sum of all A_ij outside of the sink",
+        ),
+        *with_aside(
+            Quantity(
+                name="span90",
+                title="distance that holds 90 % of the weight",
+                unit="tokens",
+                formula=(
+                    "mean over rows of the smallest w with sum_j A_ij [|i - j| <= w] >= 0.9 sum_j A_ij; exact up to "
+                    "15, beyond w = low + (high - low) x the needed share of the weight of the octave 2^k to "
+                    "2^(k+1) - 1"
+                ),
+            ),
+            "the same over keys outside of the sink, each row counting by the weight it has there",
         ),
     ),
     prepare=prepare,

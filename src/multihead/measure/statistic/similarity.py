@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multihead.measure.statistic.contract import Contribution, OfTile, nothing
+from multihead.measure.statistic.contract import Contribution, OfTile, nothing, with_aside
 from multihead.measure.tile import Tile
 from multihead.record import Quantity
 
@@ -30,7 +30,7 @@ def _gram(values: Float[Tensor, "batch heads length"]) -> Float[Tensor, "batch h
 
 
 SIMILARITY = OfTile(
-    quantities=(
+    quantities=with_aside(
         Quantity(
             name="similarity",
             title="alike in weights",
@@ -41,17 +41,9 @@ SIMILARITY = OfTile(
             shape=(0,),
             pairs=True,
         ),
-        Quantity(
-            name="similarity_content",
-            title="alike in weights, sink set aside",
-            unit="share",
-            formula=(
-                "of heads h, g of a layer: sum over rows and keys outside of the sink of sqrt(A_hij A_gij) / "
-                "sum over rows of sqrt((1 - s_hi) (1 - s_gi)), s their weight on the sink"
-            ),
-            shape=(0,),
-            pairs=True,
-            content_of="similarity",
+        (
+            "of heads h, g of a layer: sum over rows and keys outside of the sink of sqrt(A_hij A_gij) / "
+            "sum over rows of sqrt((1 - s_hi) (1 - s_gi)), s their weight on the sink"
         ),
     ),
     prepare=nothing,

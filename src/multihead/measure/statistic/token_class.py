@@ -5,7 +5,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from multihead.measure.scene import Scene, look_up
-from multihead.measure.statistic.contract import Contribution, Missing, OfWhole
+from multihead.measure.statistic.contract import Contribution, Missing, OfWhole, with_aside
 from multihead.measure.tile import Whole
 from multihead.record import Quantity
 
@@ -27,7 +27,7 @@ def token_class(names: tuple[str, ...]) -> OfWhole:
         return _share(whole.columns, member, rows), _share(whole.content_columns(), member, left)
 
     return OfWhole(
-        quantities=(
+        quantities=with_aside(
             Quantity(
                 name="token_class",
                 title="weight by class of token",
@@ -36,15 +36,7 @@ def token_class(names: tuple[str, ...]) -> OfWhole:
                 shape=(len(names),),
                 labels=names,
             ),
-            Quantity(
-                name="token_class_content",
-                title="weight by class of token, sink set aside",
-                unit="share",
-                formula="sum of A_ij [key j is of the class] over keys outside of the sink / sum of all A_ij there",
-                shape=(len(names),),
-                labels=names,
-                content_of="token_class",
-            ),
+            "sum of A_ij [key j is of the class] over keys outside of the sink / sum of all A_ij there",
         ),
         take=take,
     )
