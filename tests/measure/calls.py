@@ -141,11 +141,14 @@ def facts_of(call, b, classes_at=None):
     )
 
 
-def assert_same(got, want, *, names=None, atol=1e-5):
-    """Equal values (sum / count), and equal counts."""
+def assert_same(got, want, *, names=None, atol=1e-5, level=0):
+    """Equal values (sum / count), and equal counts; an argmax rate may differ by `level` rows (of each head)."""
     for name in names or want:
         sums, counts = got[name]
         np.testing.assert_allclose(counts, want[name][1], rtol=1e-5, atol=1e-6, err_msg=f"count of {name}")
         scale = np.maximum(np.where(want[name][1] > 0, want[name][1], 1.0), 1e-12)
         factor = 1.0 if name == "logit_max" else scale
-        np.testing.assert_allclose(sums / factor, want[name][0] / factor, rtol=1e-5, atol=atol, err_msg=name)
+        found, wanted = sums / factor, want[name][0] / factor
+        if name.endswith("_argmax"):
+            found = np.where(np.abs(sums - want[name][0]) <= level, wanted, found)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=atol, err_msg=name)

@@ -64,6 +64,18 @@ def watched_calls(model, inputs):
     return {places[call.site]: call for call in calls}
 
 
+def rows_level(weights, visible, of_row):
+    """Rows of each head whose two largest weights are equal but for rounding: one token twice, as far away.
+
+    Layers that tell places apart by a table of distances alone (T5) have such rows, and which of the two is the largest
+    is then the kernel's to say.
+    """
+    seen = torch.from_numpy(visible & of_row.k_keep[None])
+    first, second = weights.nan_to_num().masked_fill(~seen, 0.0).topk(2, dim=-1).values.unbind(-1)
+    real = torch.from_numpy(of_row.q_keep) & (seen.sum(-1) >= 2)
+    return (real & (first - second <= 1e-5 * first)).sum(-1).numpy()
+
+
 @pytest.mark.parametrize(("name", "kernel", "padding"), RUNS)
 def test_statistics_equal_those_of_eager_weights(name, kernel, padding):
     family = FAMILIES[name]
@@ -98,7 +110,7 @@ def test_statistics_equal_those_of_eager_weights(name, kernel, padding):
             }
             want |= written(call, b, visible[0] & of_row.k_keep, of_row.q_keep)
             names = [n for n in want if known(n, of_row)]
-            assert_same(got, want, names=names)
+            assert_same(got, want, names=names, level=rows_level(weights[b], visible, of_row))
             for lost in set(want) - set(names):
                 assert not got[lost][1].any(), f"{lost} cannot be known here"
 
