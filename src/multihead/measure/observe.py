@@ -11,6 +11,7 @@ from multihead.error import MultiheadError
 from multihead.hooks import Call, watching
 from multihead.measure.batch import Batch
 from multihead.measure.example import Fed
+from multihead.measure.heap import Heap
 from multihead.measure.journal import Journal
 from multihead.measure.recorder import Recorder
 from multihead.measure.run import Run
@@ -143,6 +144,7 @@ def _run(
     """Run the model over batches, and add up what each brings once it is through."""
     fed: Fed | None = None
     key = ""
+    heap = Heap()
 
     def take(call: Call) -> None:
         assert fed is not None, "no call comes before the first batch"
@@ -157,6 +159,7 @@ def _run(
             if kept is not None:
                 kept.write(place, recorder.ledger.sheet)
             recorder.ledger.post()
+            heap.give_back()
             finish(place)
 
 
