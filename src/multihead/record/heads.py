@@ -128,6 +128,11 @@ class HeadStatistics:
         units = _some(len(self.units), "chunk") if self.sampling else f"{_some(len(self.units), 'block')} of 512 tokens"
         return f"{units} of {documents}"
 
+    @property
+    def drawn(self) -> int:
+        """How many documents, or pieces of documents, are drawn for intervals; fewer than 2 give none."""
+        return len(self.units) if self.units else len(self.documents)
+
     def sampling_interval(self, name: str, *, level: float = 0.95) -> tuple[Array, Array]:
         """Where the value over all rows lies if only some were measured; both ends are the value where all were.
 

@@ -150,6 +150,17 @@ def test_an_interval_across_a_threshold_makes_a_label_unsure(monkeypatch, spread
         assert (head.low, head.high) == (value - spread, value + spread)
 
 
+def test_a_label_that_rests_on_one_document_is_unsure():
+    lone = replace(record({"previous": [0.0, 0.0]}), texts=statistics({"previous": [0.9, 0.1]}, documents=1))
+    some, none = label_heads(lone)
+    assert (some.key, some.unsure, some.rival) == ("previous", True, "")
+    assert (none.key, none.unsure) == ("none", False), "there is no label to be unsure of"
+    assert not any(head.unsure for head in label_heads(replace(lone, texts=statistics({"previous": [0.9]}))))
+    repeats = replace(lone, repeats=statistics({"induction": [0.9, 0.1]}))
+    assert [head.unsure for head in label_heads(repeats)] == [False, False]
+    assert judge(repeats).once.tolist() == [False, False]
+
+
 def test_a_sum_of_entries_has_its_own_interval(monkeypatch):
     asked = []
 

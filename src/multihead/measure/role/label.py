@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multihead.measure.role.printed import round_ratio, round_share
-from multihead.measure.role.read import Reading, holds, in_order_of, read
+from multihead.measure.role.read import Reading, holds, in_order_of, part_of, read
 from multihead.measure.role.rule import LEFT, NONE, QUIET, TWINS, Rule, rules_for
 from multihead.record import CheckupRecord, HeadAddress
 from multihead.record.heads import Array
@@ -30,8 +30,9 @@ class HeadLabel:
         high: Upper end.
         statistic: Name of the statistic.
         part: `"texts"` or `"repeats"`.
-        unsure: Whether another document could well have brought another label: an interval reaches across a threshold.
-        rival: Key of the label it might have instead, or `""`.
+        unsure: Whether another document could well have brought another label: an interval reaches across a threshold,
+            or there is no interval at all, as one document or piece of one was read.
+        rival: Key of the label it might have instead, where an interval says so; else `""`.
         quiet: Whether it writes less than `QUIET` of its layer's mean.
         twins: Heads of its layer that look at the same places (`TWINS`).
     """
@@ -66,6 +67,7 @@ class Judgement:
         ratio_known: Whether the output was measured at all.
         twins: Pairs of heads that look at the same places, by their places in the record, the earlier one first.
         twins_known: Whether the overlap of patterns was measured at all.
+        once: Which heads have a label that rests on one document or piece of one, so that nothing says how sure it is.
     """
 
     rules: tuple[Rule, ...]
@@ -77,6 +79,7 @@ class Judgement:
     ratio_known: bool
     twins: tuple[tuple[int, int], ...]
     twins_known: bool
+    once: NDArray[np.bool_]
 
     def counts(self) -> list[int]:
         """Number of heads under each of `rules`."""
@@ -124,7 +127,14 @@ def judge(record: CheckupRecord, rules: Sequence[Rule] | None = None) -> Judgeme
         ratio_known=known_ratio,
         twins=find_twins(record),
         twins_known=any(holds(record.texts, name) for name in SIMILARITIES),
+        once=np.array([_alone(record, kept[i].part) if i < len(kept) else False for i in rule], dtype=np.bool_),
     )
+
+
+def _alone(record: CheckupRecord, part: str) -> bool:
+    """Whether so little was read that no value has an interval."""
+    statistics = part_of(record, part)
+    return statistics is not None and statistics.drawn < 2
 
 
 def label_heads(record: CheckupRecord) -> tuple[HeadLabel, ...]:
@@ -197,7 +207,7 @@ def _label(found: Judgement, head: int, address: HeadAddress, twins: tuple[HeadA
         high=float(reading.high[head]) if reading else float("nan"),
         statistic=reading.names[0] if reading else "",
         part=rule.part,
-        unsure=rival >= 0,
+        unsure=rival >= 0 or bool(found.once[head]),
         rival=found.rules[rival].key if rival >= 0 else "",
         quiet=bool(found.quiet[head]),
         twins=twins,
