@@ -128,8 +128,8 @@ def test_a_range_can_be_brushed_by_keys_and_by_hand(visit):
 
 def test_twins_are_joined_by_staples(visit):
     with visit("deep") as page:
-        told = page.locator(".twin").evaluate_all("all => all.map(e => e.dataset.of.split(' ').map(Number))")
-        members = {h for pair in page.data["twins"] for h in pair}
+        told = page.locator(".twin").evaluate_all("all => all.map(e => D.families[e.dataset.family])")
+        members = {h for family in page.data["families"] for h in family}
         assert {h for family in told for h in family} == members
         places = {tuple(page.data["heads"][h][:2]) for family in told for h in [family[0]]}
         assert all(len({tuple(page.data["heads"][h][:2]) for h in family}) == 1 for family in told)

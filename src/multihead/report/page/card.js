@@ -75,19 +75,16 @@ function sentences(h) {
   return out.join(t("space"));
 }
 function alike(h) {                            // the three heads of its layer that look most like it
-  const pattern = A.similarity, content = A.similarity_content, output = A.cka, [first] = [aside() ? content ?? pattern : pattern ?? content, content].filter(Boolean);
-  if (!first) return null;
-  const near = layerOf(h).filter(g => g !== h).map(g => [g, array(first, h)[D.heads[g][2]]]).filter(([, v]) => !isNaN(v)).sort((a, b) => b[1] - a[1]).slice(0, 3);
+  const near = LIKE ? likest(h) : [], kinds = ["pattern", "aside", "output"].filter(k => LIKE?.[k]);
   if (!near.length) return null;
-  const said = (a, g) => a ? show(array(a, h)[D.heads[g][2]], "") : null;
   return make("div", {class: "alike"},
-    make("h3", {}, t("s.alike", {l: D.heads[h][1]}), make("span", {}, " " + [pattern && t("s.alike.pattern"), content && t("s.alike.aside"), output && t("s.alike.output")].filter(Boolean).join(t("comma")))),
-    make("div", {}, near.map(([g]) => {
+    make("h3", {}, t("s.alike", {l: D.heads[h][1]}), make("span", {}, " " + kinds.map(k => t(`s.alike.${k}`)).join(t("comma")))),
+    make("div", {}, near.map(([g, at]) => {
       const classes = [...CELLS[g].classList].filter(k => /^(cell|p\d+|k\d+|r-)/.test(k)), canvas = CELLS[g].querySelector("canvas");
       const copy = canvas ? make("canvas", {width: canvas.width, height: canvas.height}) : null;
       copy?.getContext("2d").drawImage(canvas, 0, 0);
       const twin = make("span", {class: [...classes, copy ? "own" : ""].join(" ")}, make("i", {}, copy));
-      const b = make("button", {type: "button", "data-i": g}, twin, make("b", {}, D.names[g].split(".").slice(-2).join(".")), make("span", {}, [said(pattern, g), said(content, g), said(output, g)].filter(x => x !== null).join(t("comma"))));
+      const b = make("button", {type: "button", "data-i": g}, twin, make("b", {}, D.names[g].split(".").slice(-2).join(".")), kinds.map(k => make("span", {}, t(`s.alike.${k}.v`, {v: show(LIKE[k][at], "")}))));
       return b;
     })));
 }

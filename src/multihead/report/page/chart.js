@@ -19,9 +19,13 @@ function bars(a, h, w) {
 function trace(values, X, Y) {                 // a line with gaps where there is no value
   return values.map((v, i) => isNaN(v) ? "" : `${i && !isNaN(values[i - 1]) ? "L" : "M"}${X(i).toFixed(1)} ${Y(v).toFixed(1)}`).join("");
 }
+function neighbours(h, drawn) {                // the other heads of its layer; more than a hundred as one stroke
+  const others = layerOf(h).filter(g => g !== h).map(drawn), pale = {opacity: .5};
+  return (others.length > 100 ? [others.join("")] : others).map(d => path(d, "var(--faint)", pale));
+}
 function line(a, h, w) {
   const foot = 96, top = a.high > 0 ? a.high : 1, n = Math.max(1, a.size - 1), X = i => i / n * w, Y = v => foot - (foot - 14) * clamp(v / top);
-  return chart(w, foot + 20, a.title, layerOf(h).filter(g => g !== h).map(g => path(trace(array(a, g), X, Y), "var(--faint)", {opacity: .5})),
+  return chart(w, foot + 20, a.title, neighbours(h, g => trace(array(a, g), X, Y)),
     path(trace(array(a, h), X, Y), "var(--tone)", {"stroke-width": 2.4}), path(`M0 ${foot + .5}H${w}`, "var(--ink)"), word(0, 9, short(top, a.unit)),
     word(0, foot + 15, t("s.start")), word(w / 2, foot + 15, t("s.middle"), "middle"), word(w, foot + 15, t("s.finish"), "end"));
 }
@@ -34,7 +38,7 @@ function length(a, h, w) {                     // entropy by number of visible k
   const middle = labels.map(l => { const [low, high] = l.match(/\d+/g).map(Number); return Math.log(high ? Math.sqrt(low * high) : low * 1.5); });
   const foot = 96, top = Math.max(...middle, a.high, .1), X = i => i / n * w, Y = v => foot - (foot - 14) * clamp(v / top);
   const every = Math.max(1, Math.ceil(n / 6));
-  return chart(w, foot + 34, a.title, layerOf(h).filter(g => g !== h).map(g => path(trace(of(g), X, Y), "var(--faint)", {opacity: .5})),
+  return chart(w, foot + 34, a.title, neighbours(h, g => trace(of(g), X, Y)),
     path(trace(middle, X, Y), "var(--ink)", {"stroke-dasharray": "2 2"}), path(trace(of(h), X, Y), "var(--tone)", {"stroke-width": 2.4}),
     path(`M0 ${foot + .5}H${w}`, "var(--ink)"), word(0, 9, short(top, a.unit)),
     labels.map((l, i) => i % every ? null : word(X(i), foot + 15, l.match(/\d+/)[0], i === 0 ? "start" : i === n ? "end" : "middle")),

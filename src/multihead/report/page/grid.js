@@ -44,25 +44,17 @@ function arrange() {                           // in layers, or from the highest
 }
 
 // staples join heads that look at the same places -----------------------------
-function families() {                          // heads joined directly or through others, layer by layer
-  const of = new Map();
-  for (const [a, b] of D.twins) {
-    const merged = new Set([...(of.get(a) ?? [a]), ...(of.get(b) ?? [b])]);
-    for (const h of merged) of.set(h, merged);
-  }
-  return [...new Set(of.values())].map(f => [...f].sort((a, b) => a - b));
-}
-const FAMILIES = families();
 function staples() {
   for (const old of document.querySelectorAll(".staples")) old.remove();
   if (S.order === "rank") return;
   for (const stack of document.querySelectorAll(".stack")) {
     const frame = stack.querySelector(".layers"), from = frame.getBoundingClientRect(), svg = make("svg", {class: "staples", "aria-hidden": "true"});
-    for (const family of FAMILIES) if (stack.contains(CELLS[family[0]])) {
+    D.families.forEach((family, k) => {
+      if (!stack.contains(CELLS[family[0]])) return;
       const boxes = family.map(h => CELLS[h].getBoundingClientRect());
       const d = D.deep ? sideways(boxes, from) : below(boxes, from);
-      svg.append(path(d, "currentColor", {class: "twin", "data-of": family.join(" ")}));
-    }
+      svg.append(path(d, "currentColor", {class: "twin", "data-family": k}));
+    });
     if (svg.childNodes.length) frame.append(svg);
   }
   mark();
@@ -73,7 +65,7 @@ function sideways(boxes, from) {               // to the right of a column of he
 }
 function below(boxes, from) {                  // under a row of heads; a row that wraps is joined line by line
   const lines = new Map();
-  for (const b of boxes) lines.set(b.top, [...(lines.get(b.top) ?? []), b]);
+  for (const b of boxes) if (lines.has(b.top)) lines.get(b.top).push(b); else lines.set(b.top, [b]);
   return [...lines.values()].map(line => {
     const y = line[0].bottom - from.top + .5, mid = b => Math.round((b.left + b.right) / 2 - from.left) + .5;
     const ticks = line.map(b => `M${mid(b)} ${y}v3`).join("");
@@ -82,6 +74,6 @@ function below(boxes, from) {                  // under a row of heads; a row th
 }
 function mark() {                              // the chosen head's staple, layer and number in bold
   const h = S.head;
-  for (const p of document.querySelectorAll(".twin")) p.classList.toggle("on", S.filter === "twin" || p.dataset.of.split(" ").includes(String(h)));
+  for (const p of document.querySelectorAll(".twin")) p.classList.toggle("on", S.filter === "twin" || D.families[p.dataset.family].includes(h));
   for (const l of document.querySelectorAll(".layer")) l.classList.toggle("on", l.contains(CELLS[h]));
 }
