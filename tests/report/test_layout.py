@@ -58,6 +58,15 @@ def test_only_a_stack_that_never_looks_ahead_is_causal():
     assert [s.causal for s in arrange(heads, kv, maps)] == [False, True]
 
 
+def test_layers_that_break_into_lines_stand_farther_apart():
+    css = style_sizes(arrange(*model(6, 12), maps=None), (32, 32))
+    broken = [int(n) < 12 for n in re.findall(r"--n:(\d+)\}", css)]
+    apart = ["--between" in tier for tier in css.splitlines()]
+    assert apart == broken
+    assert True in broken
+    assert False in broken
+
+
 def test_there_is_one_picture_a_layer_and_one_rule_a_place():
     stacks = arrange(*model(3, 5), maps=np.full((15, 8, 8), 0.1))
     css = style_pictures(stacks, np.full((15, 8, 8), 0.1))

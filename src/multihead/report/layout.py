@@ -159,6 +159,9 @@ def _style_stack(stack: Stack, width: int, size: int, *, deep: bool) -> str:
     fit = math.ceil(across / math.ceil(across / most))
     gap = _GAP if fit < 2 else max(_GAP, min(_WIDEST_GAP, (room - fit * size) // (fit - 1)))
     own = f".g{stack.number}{{--g:{gap}px;--n:{fit}}}"
+    if fit < across and not deep:
+        # A layer breaks into lines: the next layer stands farther away than its next line.
+        own += f".g{stack.number} .layers{{--between:18px}}"
     if deep:
         own += f".g{stack.number} .layer:nth-child({fit}n+1){{--mark:block}}"
     return own

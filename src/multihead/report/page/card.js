@@ -54,7 +54,7 @@ function words(h) {
   const even = r.even?.[h] ?? NaN, numbers = isNaN(judged(h)) ? "" : ` (${show(judged(h), "share")}${isNaN(even) ? "" : t("comma") + t("s.even", {v: show(even, "share")})})`;
   return make("div", {class: "words"},
     make("h2", {}, D.names[h], make("small", {}, " " + (D.stacks.length > 1 ? D.stacks[stack].name + t("comma") : "") + t("s.place", {l: layer, h: head}))),
-    make("p", {class: "fact"}, make("i"), make("span", {}, t("s.looks") + t("colon")), roleWord(r.key), make("span", {class: "nums"}, numbers)),
+    make("p", {class: "fact"}, make("i", {class: "sign", "aria-hidden": "true"}), make("span", {}, t("s.looks") + t("colon")), roleWord(r.key), make("span", {class: "nums"}, numbers)),
     near ? make("p", {class: "near"}, t("s.near", {role: roleWord(near.key)})) : null,
     make("p", {class: "say"}, sentences(h)),
     shares.length ? make("p", {class: "sub"}, t("s.shares"), shares.flatMap((m, i) => [joint(i), link(m)])) : null,

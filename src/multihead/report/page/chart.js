@@ -2,11 +2,13 @@
 function bars(a, h, w) {
   const all = lanes(a, h), lane = w / all.length, foot = 112, self = all.findIndex(([name]) => name === "self"), sum = ([, off, on]) => off + on;
   const top = Math.max(.1, Math.ceil(10 * Math.max(...all.flatMap(l => [sum(l), l[3]]))) / 10), Y = x => foot - (foot - 12) * clamp(x / top);
-  const said = name => name === "self" ? t("s.itself") : name.replace(/^(\d+)-\d+$/, "$1");
-  const longest = Math.max(...all.map(([name]) => said(name).length)) * 6.4 + 8, every = Math.max(1, Math.ceil(longest / lane)), from = Math.max(0, self) % every;
-  const named = all.map(([name], i) => name && i % every === from ? word(clamp((i + .5) * lane, 8, w - 8), foot + 15, cut(said(name), 14), "middle") : null);
+  const saying = name => name === "self" ? t("s.itself") : name.replace(/^(\d+)-\d+$/, "$1");
+  const longest = Math.max(...all.map(([name]) => saying(name).length)) * 6.4 + 8, every = Math.max(1, Math.ceil(longest / lane)), from = Math.max(0, self) % every;
+  const named = all.map(([name], i) => name && i % every === from ? word(clamp((i + .5) * lane, 8, w - 8), foot + 15, cut(saying(name), 14), "middle") : null);
   const pale = all.some(l => l[2] > .002), two = self > 0 && self < all.length - 1;
-  return chart(w, foot + (a.distance ? 34 : 20), a.title,
+  // Two ways to look, and little room: what is pale is told on a line of its own.
+  const said = t("s.pale", {sink: D.sink[1]}), under = a.distance && pale && two && 6.2 * (said.length + t("s.back").length + t("s.ahead").length) > w - 16;
+  return chart(w, foot + (a.distance ? 34 : 20) + (under ? 15 : 0), a.title,
     all.map((l, i) => [
       box((i * lane + .6).toFixed(1), Y(l[1]).toFixed(1), Math.max(.5, lane - 1.2).toFixed(1), (foot - Y(l[1])).toFixed(1), "var(--tone)"),
       l[2] > .002 ? box((i * lane + .6).toFixed(1), Y(sum(l)).toFixed(1), Math.max(.5, lane - 1.2).toFixed(1), (Y(l[1]) - Y(sum(l))).toFixed(1), "var(--tone)", {opacity: .3}) : null]),
@@ -14,7 +16,7 @@ function bars(a, h, w) {
     path(`M0 ${foot + .5}H${w}`, "var(--ink)"), word(0, 9, short(top, a.unit)), named,
     a.distance && self !== 0 ? word(0, foot + 31, t("s.back")) : null,
     a.distance && self < all.length - 1 ? word(w, foot + 31, t("s.ahead"), "end") : null,
-    a.distance && pale ? word(two ? w / 2 : w, foot + 31, t("s.pale", {sink: D.sink[1]}), two ? "middle" : "end") : null);
+    a.distance && pale ? word(two ? w / 2 : w, foot + (under ? 46 : 31), said, two ? "middle" : "end") : null);
 }
 function trace(values, X, Y) {                 // a line with gaps where there is no value
   return values.map((v, i) => isNaN(v) ? "" : `${i && !isNaN(values[i - 1]) ? "L" : "M"}${X(i).toFixed(1)} ${Y(v).toFixed(1)}`).join("");

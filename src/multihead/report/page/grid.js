@@ -25,6 +25,7 @@ function paint() {
     cell.dataset.v = s || !isNaN(v) ? show(v, s ? s.unit : "share") : "";
     cell.setAttribute("aria-label", told(h));
   });
+  root.classList.toggle("bystat", Boolean(s));   // a role's sign stands on a role's ground alone
   root.classList.toggle("filtered", S.filter !== null || S.brush !== null);
   for (const b of document.querySelectorAll("[data-filter]")) b.setAttribute("aria-pressed", b.dataset.filter === S.filter);
   legend();
