@@ -41,9 +41,8 @@ def pack_alike(texts: Part) -> dict[str, object] | None:
             found = dict.fromkeys(other for values in orders for other in _most(values[head], head, layer, columns))
             near[head, : len(found)] = list(found)
     near = near[:, : max(1, int((near >= 0).sum(axis=1).max()))]
-    return {"size": near.shape[1], "near": integers(near)} | {
-        kind: floats(_picked(values, near, columns)) for kind, values in kinds.items()
-    }
+    told: dict[str, object] = {kind: floats(_picked(values, near, columns)) for kind, values in kinds.items()}
+    return {"size": near.shape[1], "near": integers(near), **told}
 
 
 def join_families(twins: Sequence[tuple[int, int]]) -> list[list[int]]:

@@ -33,7 +33,7 @@ function others(h, open) {                     // every other number, and the ar
   const fill = () => {
     if (inside.childNodes.length) return;
     const parts = [...new Set(rest.map(s => s.part))];
-    inside.append(make("div", {class: "strips"}, rest.map(s => {
+    inside.append(make("p", {class: "sub"}, t("s.more.note")), make("div", {class: "strips"}, rest.map(s => {
       const one = strip(s, h);
       if (s.part !== "texts" && parts.length > 1) one.firstElementChild.append(make("small", {}, " " + t("s.random")));
       return one;

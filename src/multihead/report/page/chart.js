@@ -7,7 +7,7 @@ function bars(a, h, w) {
   const named = all.map(([name], i) => name && i % every === from ? word(clamp((i + .5) * lane, 8, w - 8), foot + 15, cut(saying(name), 14), "middle") : null);
   const pale = all.some(l => l[2] > .002), two = self > 0 && self < all.length - 1;
   // Two ways to look, and little room: what is pale is told on a line of its own.
-  const said = t("s.pale", {sink: D.sink[1]}), under = a.distance && pale && two && 6.2 * (said.length + t("s.back").length + t("s.ahead").length) > w - 16;
+  const said = t("s.pale", {sink: D.sink[1]}), under = a.distance && pale && two && breadth(said + t("s.back") + t("s.ahead")) > w - 24;
   return chart(w, foot + (a.distance ? 34 : 20) + (under ? 15 : 0), a.title,
     all.map((l, i) => [
       box((i * lane + .6).toFixed(1), Y(l[1]).toFixed(1), Math.max(.5, lane - 1.2).toFixed(1), (foot - Y(l[1])).toFixed(1), "var(--tone)"),

@@ -68,6 +68,7 @@ function threeDigits(size) {
 }
 const short = (v, unit) => show(v, unit).replace(/(\.\d*?)0+(?=%|$)/, "$1").replace(/\.(?=%|$)/, "");
 const withUnit = (v, s) => show(v, s.unit) + (isNaN(v) || D.bare.includes(s.unit) ? "" : " " + s.word);
+const breadth = text => [...text].reduce((sum, c) => sum + (c > "\u2e7f" ? 11.6 : 6.3), 0);   // about so many pixels
 const percent = x => `${Math.round(100 * x)}%`;
 const compare = (a, b) => isNaN(a) || isNaN(b) ? isNaN(b) - isNaN(a) : a < b ? -1 : a > b ? 1 : 0;   // a missing one first
 

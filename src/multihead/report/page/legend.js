@@ -11,7 +11,7 @@ function legend() {
 function blocks(width) {                       // one button a role
   const groups = D.rules.map((r, i) => [r, HEADS.filter(h => D.heads[h][4] === i)]).filter(([, heads]) => heads.length);
   const deep = 5, room = width - groups.length * 26;
-  const widths = side => groups.map(([r, heads]) => Math.max(Math.ceil(heads.length / deep) * side, roleWord(r.key).length * 6.4 + 48));
+  const widths = side => groups.map(([r, heads]) => Math.max(Math.ceil(heads.length / deep) * side, breadth(roleWord(r.key)) + 48));
   let side = 6.5;
   while (side > 4.5 && widths(side).reduce((a, b) => a + b) > room) side -= .5;   // smaller than this they wrap
   while (side > 1.5 && Math.max(...widths(side)) > width) side -= .5;
