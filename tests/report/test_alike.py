@@ -86,6 +86,15 @@ def test_the_page_of_one_wide_layer_grows_with_its_heads():
 
 
 @pytest.mark.slow
-def test_a_thousand_heads_of_one_layer_keep_to_the_room():
-    record = with_overlap(make_record(1, 1000), np.full((1000, 1000), 0.95))
-    assert len(render_page(record).encode()) <= 150_000 + 5_500 * 1_000
+@pytest.mark.browser
+def test_a_thousand_heads_of_one_layer_keep_to_the_room_and_open(window, tmp_path):
+    """Held pair by pair, likeness alone made 10 MB of it, and opening took minutes."""
+    page_text = render_page(with_overlap(make_record(1, 1000), np.full((1000, 1000), 0.95)))
+    assert len(page_text.encode()) <= 150_000 + 5_500 * 1_000
+    path = tmp_path / "page.html"
+    path.write_text(page_text, encoding="utf-8")
+    page = window()
+    page.goto(path.as_uri(), timeout=20_000)
+    assert page.locator("#card .alike button").count() == SHOWN
+    assert page.locator(".twin").count() == 1
+    page.close()

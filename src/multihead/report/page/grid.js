@@ -50,19 +50,20 @@ function staples() {
   if (S.order === "rank") return;
   for (const stack of document.querySelectorAll(".stack")) {
     const frame = stack.querySelector(".layers"), from = frame.getBoundingClientRect(), svg = make("svg", {class: "staples", "aria-hidden": "true"});
+    const reach = clamp(parseFloat(getComputedStyle(stack).getPropertyValue("--g")) - 1, 2, 3.5);   // stays within the gap
     D.families.forEach((family, k) => {
       if (!stack.contains(CELLS[family[0]])) return;
       const boxes = family.map(h => CELLS[h].getBoundingClientRect());
-      const d = D.deep ? sideways(boxes, from) : below(boxes, from);
+      const d = D.deep ? sideways(boxes, from, reach) : below(boxes, from);
       svg.append(path(d, "currentColor", {class: "twin", "data-family": k}));
     });
     if (svg.childNodes.length) frame.append(svg);
   }
   mark();
 }
-function sideways(boxes, from) {               // to the right of a column of heads
+function sideways(boxes, from, reach) {        // to the right of a column of heads
   const x = boxes[0].right - from.left + .5, mid = b => Math.round((b.top + b.bottom) / 2 - from.top) + .5;
-  return `M${x} ${mid(boxes[0])}h3.5V${mid(boxes.at(-1))}h-3.5` + boxes.slice(1, -1).map(b => `M${x} ${mid(b)}h3.5`).join("");
+  return `M${x} ${mid(boxes[0])}h${reach}V${mid(boxes.at(-1))}h-${reach}` + boxes.slice(1, -1).map(b => `M${x} ${mid(b)}h${reach}`).join("");
 }
 function below(boxes, from) {                  // under a row of heads; a row that wraps is joined line by line
   const lines = new Map();
