@@ -163,3 +163,29 @@ def test_the_page_of_two_records(visit, name):
         for width in (1440, 900, 400):
             page.set_viewport_size({"width": width, "height": 900})
             assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("look", ["light", "dark", "print"])
+def test_what_changed_does_not_look_like_what_is_chosen(visit, look):
+    """A fold in the corner, not a frame: two shapes, so that colour does not matter."""
+    with visit("compare", color_scheme="light" if look == "print" else look) as page:
+        if look == "print":
+            page.emulate_media(media="print")
+        flips, names = page.data["flips"], page.data["names"]
+        same = next(name for name in names if name not in flips)
+        page.evaluate("name => choose(name)", same)
+        drawn = """id => {
+            const cell = document.getElementById(id);
+            const own = getComputedStyle(cell), fold = getComputedStyle(cell, "::after");
+            const folded = fold.content !== "none" && fold.backgroundImage.startsWith("linear-gradient");
+            return [own.outlineStyle, folded, folded ? parseFloat(fold.width) : 0];
+        }"""
+        for side in "ab":
+            for name in names:
+                frame, folded, width = page.evaluate(drawn, f"{side}-{name}")
+                assert (frame != "none") == (name == same)
+                assert folded == (name in flips)
+                assert width >= 13 or not folded
+        told = page.locator(f"#a-{flips[0]}".replace(".", "\\.")).get_attribute("aria-label")
+        assert told.endswith(", label changed")
+        assert "folded corner: the label changed" in page.locator(".key").last.inner_text()

@@ -93,3 +93,28 @@ def test_a_chinese_page_has_chinese_words(pair):
     assert '<html lang="zh-Hans"' in page
     assert "变了的标签" in page
     assert "Labels that changed" not in page
+
+
+@pytest.mark.parametrize(
+    ("sure", "flips", "want"),
+    [
+        (0, 1, "1 looks like something else, near a threshold."),
+        (0, 2, "2 look like something else, each near a threshold."),
+        (1, 1, "1 looks like something else, well away from every threshold."),
+        (1, 2, "2 look like something else, 1 of them well away from every threshold."),
+        (2, 2, "2 look like something else, all well away from every threshold."),
+    ],
+)
+def test_the_first_sentence_tells_how_sure_the_changes_are(monkeypatch, pair, sure, flips, want):
+    found = compare(*pair)
+    kept = tuple(replace(flip, sure=i < sure) for i, flip in enumerate(found.flips[:flips]))
+    assert len(kept) == flips
+    monkeypatch.setattr("multihead.report.comparison.compare", lambda a, b: replace(found, flips=kept))
+    heading = re.search("<h1>(.*?)</h1>", render_comparison(*pair), re.DOTALL)
+    assert want in " ".join(Reader(heading[1]).text.split())
+
+
+def test_the_colours_of_both_grids_are_named(pair):
+    found, page = compare(*pair), render_comparison(*pair)
+    named = re.findall(r'<span><i class="sign r-(\w+)"', page)
+    assert sorted(named) == sorted({label.key for label in (*found.before, *found.after)})

@@ -128,8 +128,8 @@ def test_a_range_can_be_brushed_by_keys_and_by_hand(visit):
 
 def test_twins_are_joined_by_staples(visit):
     with visit("deep") as page:
-        told = page.locator(".twin").evaluate_all("all => all.map(e => e.dataset.of.split(' ').map(Number))")
-        members = {h for pair in page.data["twins"] for h in pair}
+        told = page.locator(".twin").evaluate_all("all => all.map(e => D.families[e.dataset.family])")
+        members = {h for family in page.data["families"] for h in family}
         assert {h for family in told for h in family} == members
         places = {tuple(page.data["heads"][h][:2]) for family in told for h in [family[0]]}
         assert all(len({tuple(page.data["heads"][h][:2]) for h in family}) == 1 for family in told)
@@ -290,9 +290,15 @@ def test_holding_a_key_draws_the_card_once_a_frame(visit):
 
 
 @pytest.mark.slow
-def test_270_heads_load_within_a_second(visit):
+def test_270_heads_load_within_a_second(window, written):
+    """By the clock of the page's own thread: what else the machine does must not count."""
     took = []
     for _ in range(3):
-        with visit("large") as page:
-            took.append(page.evaluate("performance.timing.domComplete - performance.timing.navigationStart"))
-    assert min(took) < 1000
+        page = window()
+        session = page.context.new_cdp_session(page)
+        session.send("Performance.enable", {"timeDomain": "threadTicks"})
+        page.goto(written("large")[0])
+        told = {metric["name"]: metric["value"] for metric in session.send("Performance.getMetrics")["metrics"]}
+        took.append(told["TaskDuration"])
+        page.close()
+    assert 0 < min(took) < 1

@@ -58,6 +58,23 @@ def test_only_a_stack_that_never_looks_ahead_is_causal():
     assert [s.causal for s in arrange(heads, kv, maps)] == [False, True]
 
 
+def test_a_grid_that_almost_fits_is_not_broken():
+    """30 layers of 9 heads in a window of 1280 pixels: a gap of 3 instead of 4 keeps them in one band."""
+    told = {room: (size, gap, columns) for room, size, gap, columns in sizes(arrange(*model(30, 9), maps=None))}
+    assert told[1128] == (32, 3, 30)
+    assert told[1280][2] == 30
+    assert told[889][2] == 15
+
+
+def test_layers_that_break_into_lines_stand_farther_apart():
+    css = style_sizes(arrange(*model(6, 12), maps=None), (32, 32))
+    broken = [int(n) < 12 for n in re.findall(r"--n:(\d+)\}", css)]
+    apart = ["--between" in tier for tier in css.splitlines()]
+    assert apart == broken
+    assert True in broken
+    assert False in broken
+
+
 def test_there_is_one_picture_a_layer_and_one_rule_a_place():
     stacks = arrange(*model(3, 5), maps=np.full((15, 8, 8), 0.1))
     css = style_pictures(stacks, np.full((15, 8, 8), 0.1))

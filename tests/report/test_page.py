@@ -208,6 +208,38 @@ def test_a_note_is_told_once_with_its_heads():
     assert "L1, weight on the token after: n/a" in text
 
 
+@pytest.mark.parametrize(
+    ("layers", "want"),
+    [
+        (range(12), "L0–L11"),
+        ([3, 4, 5, 9], "L3–L5 and L9"),
+        ([2, 3], "L2 and L3"),
+        ([11, 0, 2, 1], "L0–L2 and L11"),
+        (range(0, 24, 2), "L0, L2, L4, L6, L8, L10 and 6 more"),
+    ],
+)
+def test_a_note_of_many_layers_tells_their_range(layers, want):
+    """Where only some layers are sampled, each of them has its note."""
+    told = "only some rows were measured, and these do not tell it"
+    notes = tuple(Note(about=f"L{layer}", quantity="received_top", text=told) for layer in layers)
+    text = Reader(render_page(make_record(2, 2, repeats=False, notes=notes))).text
+    assert text.count(told) == 1
+    assert f"{want}, share of all weight on one token: {told}" in text.replace("\n", "")
+
+
+def test_a_note_of_many_layers_keeps_stacks_apart():
+    notes = tuple(Note(about=f"{s}.L{i}", quantity="", text="said") for s in ("encoder", "cross") for i in range(4))
+    text = Reader(render_page(make_record(1, 2, repeats=False, notes=notes))).text
+    assert "encoder.L0–L3 and cross.L0–L3: said" in text
+
+
+def test_a_note_of_several_statistics_is_told_once():
+    notes = tuple(Note(about="", quantity=name, text="no token ids") for name in ("same_token", "induction"))
+    text = Reader(render_page(make_record(1, 2, repeats=False, notes=notes))).text
+    assert text.count("no token ids") == 1
+    assert "weight on the same token and weight on what followed a copy: no token ids" in text
+
+
 def test_a_note_of_both_parts_is_told_once():
     record = make_record(notes=[Note(about="", quantity="", text="both"), Note(about="", quantity="", text="one")])
     record = replace(record, repeats=replace(record.repeats, notes=(Note(about="", quantity="", text="both"),)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup, escape
 
-from multihead.measure.role import Comparison, Drift, HeadLabel, compare
+from multihead.measure.role import NONE, Comparison, Drift, HeadLabel, compare, rules_for
 from multihead.record import CheckupRecord, HeadAddress
 from multihead.report.axis import Axis, choose_axis
 from multihead.report.layout import Stack, arrange, is_deep, style_pictures, style_sizes
@@ -89,8 +89,9 @@ def render_comparison(a: CheckupRecord, b: CheckupRecord, *, lang: str = "en") -
         names=[cut(r.model.name, 120) for r in (a, b)],
         shape=describe_shape(first.stacks, a.model, speech),
         measured=[describe_measured(r.texts, r.reads, speech) for r in (a, b)],
+        roles=_roles(found, a.reads),
         flips=found.flips,
-        sure=sum(flip.sure for flip in found.flips),
+        sureness=_sureness(found, speech),
         count=len(found.heads),
         same_documents=found.same_documents,
         grids=[
@@ -123,15 +124,30 @@ class _Side:
         self.stacks: tuple[Stack, ...] = arrange(record.texts.heads, record.texts.kv_heads, plain)
 
     def cells(self, flipped: Container[HeadAddress], speech: Speech) -> list[Cell]:
-        return [
-            Cell(
-                address=str(head),
-                key=self.by_head[head].key,
-                word=speech(f"role.{self.by_head[head].key}"),
-                marks=(" quiet" if self.by_head[head].quiet else "") + (" flip" if head in flipped else ""),
-            )
-            for head in self.heads
-        ]
+        return [self._cell(head, speech, marked=head in flipped) for head in self.heads]
+
+    def _cell(self, head: HeadAddress, speech: Speech, *, marked: bool) -> Cell:
+        label = self.by_head[head]
+        role = speech(f"role.{label.key}")
+        return Cell(
+            address=str(head),
+            key=label.key,
+            word=speech("c.flipped", role=role) if marked else role,
+            marks=(" quiet" if label.quiet else "") + (" flip" if marked else ""),
+        )
+
+
+def _roles(found: Comparison, reads: str) -> list[str]:
+    """Keys of what any head of either record looks like, in the order of the rules."""
+    seen = {label.key for label in (*found.before, *found.after)}
+    return [rule.key for rule in (*rules_for(reads), NONE) if rule.key in seen]
+
+
+def _sureness(found: Comparison, speech: Speech) -> str:
+    """How many of the labels that changed are near no threshold."""
+    n, of = sum(flip.sure for flip in found.flips), len(found.flips)
+    form = "none" if n == 0 else "all" if n == of else "some"
+    return speech(f"c.sure.{form}.{'one' if of == 1 else 'other'}", n=f"{n:,}")
 
 
 def _telling(found: Comparison) -> list[Drift]:

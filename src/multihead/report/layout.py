@@ -19,6 +19,7 @@ TIERS = ((1392, None, 1280), (1240, 1391, 1128), (1001, 1239, 889), (900, 1000, 
 """Window widths from, to, and the width of the page's column at the narrowest of them, less a scroll bar."""
 _LABEL = 64
 _GAP = 4
+_TIGHT = 3
 _GROUP_GAP = 12
 _WIDEST_GAP = 9
 _BETWEEN = 44
@@ -156,9 +157,15 @@ def _choose_size(stacks: Sequence[Stack], width: int) -> int:
 def _style_stack(stack: Stack, width: int, size: int, *, deep: bool) -> str:
     across, room = _across(stack, deep=deep), width - _room_for_groups(stack, deep=deep)
     most = max(1, min(across, (room + _GAP) // (size + _GAP)))
-    fit = math.ceil(across / math.ceil(across / most))
-    gap = _GAP if fit < 2 else max(_GAP, min(_WIDEST_GAP, (room - fit * size) // (fit - 1)))
+    # A hair's breadth must not break a grid that would fit into two bands.
+    narrow = most < across and (room + _TIGHT) // (size + _TIGHT) >= across
+    fit = across if narrow else math.ceil(across / math.ceil(across / most))
+    least = _TIGHT if narrow else _GAP
+    gap = least if fit < 2 else max(least, min(_WIDEST_GAP, (room - fit * size) // (fit - 1)))
     own = f".g{stack.number}{{--g:{gap}px;--n:{fit}}}"
+    if fit < across and not deep:
+        # A layer breaks into lines: the next layer stands farther away than its next line.
+        own += f".g{stack.number} .layers{{--between:18px}}"
     if deep:
         own += f".g{stack.number} .layer:nth-child({fit}n+1){{--mark:block}}"
     return own

@@ -24,6 +24,11 @@ def floats(values: Array) -> str:
     return _text(np.array([settle(float(v)) for v in values.ravel()], dtype="<f4"))
 
 
+def integers(values: NDArray[np.int64]) -> str:
+    """Whole numbers as little-endian 32-bit ones."""
+    return _text(values.astype("<i4"))
+
+
 def ends(low: Array, high: Array) -> dict[str, object] | None:
     """Intervals in sixteen bits: v = low + (high - low) * q / 65534, lower and upper end by turns; None without any."""
     pairs = np.stack([low, high], axis=-1)

@@ -8,6 +8,7 @@ import numpy as np
 
 from multihead.measure.role import Judgement
 from multihead.record import CheckupRecord, Quantity
+from multihead.report.alike import join_families, pack_alike
 from multihead.report.axis import choose_axis
 from multihead.report.column import Column
 from multihead.report.example import choose_examples, describe
@@ -27,8 +28,6 @@ CHARTS = {
     "entropy_by_length": "length",
     "sink_by_position": "sink",
     "token_class": "list",
-    "similarity": "pairs",
-    "cka": "pairs",
 }
 """How the arrays that are known by name are drawn; others with one axis become bars."""
 BY_DISTANCE = frozenset({"distance_histogram", "offsets"})
@@ -53,7 +52,8 @@ def build_payload(
     """The data of the page, ready for JSON.
 
     `heads` holds `[stack, layer, head, key/value head, rule, rival]`; `stats` every number with its scale and its
-    packed values and intervals; `arrays` and `map` what was measured on the texts; `examples` the links.
+    packed values and intervals; `arrays` and `map` what was measured on the texts; `alike` and `families` which heads
+    look like which; `examples` the links.
     """
     layer_of = {
         place.index: (stack.number, layer) for stack in stacks for layer in stack.layers for place in layer.places()
@@ -83,10 +83,16 @@ def build_payload(
         "first": first[0][1] if first else 0,
         "rules": _rules(judgement),
         "quiet": [int(i) for i in np.flatnonzero(judgement.quiet)],
-        "twins": [list(pair) for pair in judgement.twins],
+        "families": join_families(judgement.twins),
+        "alike": pack_alike(parts[0]),
         "stats": _stats(columns, speech),
         "map": _map(parts[0], many=len(heads) > MANY),
-        "arrays": {q.name: _array(q, parts[0], speech) for q in parts[0].statistics.quantities if len(q.shape) == 1},
+        # Of pairs of heads the page holds those that are most alike and no others: all would grow with their square.
+        "arrays": {
+            q.name: _array(q, parts[0], speech)
+            for q in parts[0].statistics.quantities
+            if len(q.shape) == 1 and not q.pairs
+        },
     }
 
 
@@ -184,7 +190,7 @@ def _array(quantity: Quantity, part: Part, speech: Speech) -> dict[str, object]:
         "word": cut(speech.unit(quantity.unit), LABEL),
         "size": quantity.shape[0],
         "labels": [cut(label if distance else speech.label(label), LABEL) for label in quantity.labels],
-        "chart": CHARTS.get(stem, "pairs" if quantity.pairs else "bars"),
+        "chart": CHARTS.get(stem, "bars"),
         "of": quantity.content_of,
         "distance": distance,
         "flip": distance and _runs_from_ahead(quantity.labels),

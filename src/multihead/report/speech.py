@@ -72,9 +72,12 @@ class Speech:
 
     def of_script(self) -> dict[str, str]:
         """The sentences the page's script says."""
-        prefixes = ("s.", "role.", "said.", "sink.short.")
+        known = ("comma", "and", "colon", "space")
+        # Of a role the script says the name alone, not how many heads have it.
         return {
-            k: v for k, v in self.words.items() if k.startswith(prefixes) or k in ("comma", "and", "colon", "space")
+            k: v
+            for k, v in self.words.items()
+            if k.startswith(("s.", "said.")) or (k.startswith("role.") and k.count(".") == 1) or k in known
         }
 
     def _named(self, kind: str, name: str) -> str:

@@ -1,5 +1,7 @@
 """The words above the grid: what was measured, what heads look like as one sentence, what the reader must know."""
 
+import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +20,8 @@ STARTS = 7
 """Heads named to start with."""
 OTHERS = frozenset({"rest", "near", "wide", "none"})
 """What is no job: told in the second half of the sentence."""
+_LAYER = re.compile(r"((?:.*\.)?)L(\d+)", re.DOTALL)
+"""A layer a note is about: the name of its stack with a point behind, and its number."""
 _PAIRS = (("[CLS]", "[SEP]"), ("<s>", "</s>"))
 
 
@@ -43,8 +47,8 @@ class Notice:
     """Notes with the same reason, told once.
 
     Args:
-        about: What it is about: heads or layers, or `""` for the whole run.
-        quantity: Title of the statistic, or `""`.
+        about: What it is about: heads, layers or ranges of layers, or `""` for the whole run.
+        quantity: Titles of the statistics, or `""`.
         text: The reason.
     """
 
@@ -197,17 +201,20 @@ def describe_left() -> str:
 
 
 def gather_notes(parts: Sequence[Part], speech: Speech) -> list[Notice]:
-    """All notes of the record; those that differ only in the head are told once, with the heads named or counted."""
-    grouped: dict[tuple[str, str, str], list[str]] = {}
+    """All notes of the record; those that differ only in the statistic, the layer or the head are told once."""
+    told: dict[tuple[str, str, str], list[str]] = {}
     for part in parts:
         titles = {q.name: speech.title(q) for q in part.statistics.quantities}
+        abouts: dict[tuple[str, str], list[str]] = {}
         for note in part.statistics.notes:
-            key = (part.name, titles.get(note.quantity, note.quantity), note.text)
-            grouped.setdefault(key, []).append(note.about)
-    told: dict[tuple[str, str, str], list[str]] = {}
-    for (part_name, title, text), abouts in grouped.items():
-        about = _name_some([a for a in dict.fromkeys(abouts) if a], speech)
-        told.setdefault((about, title, text), []).append(part_name)
+            abouts.setdefault((note.text, titles.get(note.quantity, note.quantity)), []).append(note.about)
+        names: dict[tuple[str, str], list[str]] = {}
+        for (text, title), each in abouts.items():
+            places = _name_some(_join_layers([a for a in dict.fromkeys(each) if a]), speech)
+            names.setdefault((places, text), []).append(title)
+        for (places, text), each in names.items():
+            listed = _name_some([title for title in each if title], speech)
+            told.setdefault((places, listed, text), []).append(part.name)
     everywhere = len(parts)
     return [
         Notice(
@@ -249,7 +256,25 @@ def _layers_by_heads(stack: Stack, speech: Speech) -> str:
     return told + speech("comma") + speech("all", n=speech.count("count.head", stack.heads()))
 
 
-def _name_some(abouts: list[str], speech: Speech) -> str:
+def _join_layers(abouts: Sequence[str]) -> list[str]:
+    """Layers in order, those that follow one another as a range, `L3–L7`; then whatever else a note is about."""
+    found = [_LAYER.fullmatch(about) for about in abouts]
+    numbers: dict[str, list[int]] = {}
+    for match in found:
+        if match:
+            numbers.setdefault(match[1], []).append(int(match[2]))
+    out: list[str] = []
+    for stack, layers in numbers.items():
+        ordered = sorted(layers)
+        # Within a run of neighbours the number less its place stays the same.
+        for _, run in itertools.groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0]):
+            words = [f"L{layer}" for _, layer in run]
+            words = [f"{words[0]}–{words[-1]}"] if len(words) > 2 else words
+            out += [stack + word for word in words]
+    return out + [about for about, match in zip(abouts, found, strict=True) if not match]
+
+
+def _name_some(abouts: Sequence[str], speech: Speech) -> str:
     if not abouts:
         return ""
     if len(abouts) <= SHOWN:

@@ -33,7 +33,7 @@ function others(h, open) {                     // every other number, and the ar
   const fill = () => {
     if (inside.childNodes.length) return;
     const parts = [...new Set(rest.map(s => s.part))];
-    inside.append(make("div", {class: "strips"}, rest.map(s => {
+    inside.append(make("p", {class: "sub"}, t("s.more.note")), make("div", {class: "strips"}, rest.map(s => {
       const one = strip(s, h);
       if (s.part !== "texts" && parts.length > 1) one.firstElementChild.append(make("small", {}, " " + t("s.random")));
       return one;
@@ -54,7 +54,7 @@ function words(h) {
   const even = r.even?.[h] ?? NaN, numbers = isNaN(judged(h)) ? "" : ` (${show(judged(h), "share")}${isNaN(even) ? "" : t("comma") + t("s.even", {v: show(even, "share")})})`;
   return make("div", {class: "words"},
     make("h2", {}, D.names[h], make("small", {}, " " + (D.stacks.length > 1 ? D.stacks[stack].name + t("comma") : "") + t("s.place", {l: layer, h: head}))),
-    make("p", {class: "fact"}, make("i"), make("span", {}, t("s.looks") + t("colon")), roleWord(r.key), make("span", {class: "nums"}, numbers)),
+    make("p", {class: "fact"}, make("i", {class: "sign", "aria-hidden": "true"}), make("span", {}, t("s.looks") + t("colon")), roleWord(r.key), make("span", {class: "nums"}, numbers)),
     near ? make("p", {class: "near"}, t("s.near", {role: roleWord(near.key)})) : null,
     make("p", {class: "say"}, sentences(h)),
     shares.length ? make("p", {class: "sub"}, t("s.shares"), shares.flatMap((m, i) => [joint(i), link(m)])) : null,
@@ -75,19 +75,16 @@ function sentences(h) {
   return out.join(t("space"));
 }
 function alike(h) {                            // the three heads of its layer that look most like it
-  const pattern = A.similarity, content = A.similarity_content, output = A.cka, [first] = [aside() ? content ?? pattern : pattern ?? content, content].filter(Boolean);
-  if (!first) return null;
-  const near = layerOf(h).filter(g => g !== h).map(g => [g, array(first, h)[D.heads[g][2]]]).filter(([, v]) => !isNaN(v)).sort((a, b) => b[1] - a[1]).slice(0, 3);
+  const near = LIKE ? likest(h) : [], kinds = ["pattern", "aside", "output"].filter(k => LIKE?.[k]);
   if (!near.length) return null;
-  const said = (a, g) => a ? show(array(a, h)[D.heads[g][2]], "") : null;
   return make("div", {class: "alike"},
-    make("h3", {}, t("s.alike", {l: D.heads[h][1]}), make("span", {}, " " + [pattern && t("s.alike.pattern"), content && t("s.alike.aside"), output && t("s.alike.output")].filter(Boolean).join(t("comma")))),
-    make("div", {}, near.map(([g]) => {
+    make("h3", {}, t("s.alike", {l: D.heads[h][1]}), make("span", {}, " " + kinds.map(k => t(`s.alike.${k}`)).join(t("comma")))),
+    make("div", {}, near.map(([g, at]) => {
       const classes = [...CELLS[g].classList].filter(k => /^(cell|p\d+|k\d+|r-)/.test(k)), canvas = CELLS[g].querySelector("canvas");
       const copy = canvas ? make("canvas", {width: canvas.width, height: canvas.height}) : null;
       copy?.getContext("2d").drawImage(canvas, 0, 0);
       const twin = make("span", {class: [...classes, copy ? "own" : ""].join(" ")}, make("i", {}, copy));
-      const b = make("button", {type: "button", "data-i": g}, twin, make("b", {}, D.names[g].split(".").slice(-2).join(".")), make("span", {}, [said(pattern, g), said(content, g), said(output, g)].filter(x => x !== null).join(t("comma"))));
+      const b = make("button", {type: "button", "data-i": g}, twin, make("b", {}, D.names[g].split(".").slice(-2).join(".")), kinds.map(k => make("span", {}, t(`s.alike.${k}.v`, {v: show(LIKE[k][at], "")}))));
       return b;
     })));
 }

@@ -2,11 +2,13 @@
 function bars(a, h, w) {
   const all = lanes(a, h), lane = w / all.length, foot = 112, self = all.findIndex(([name]) => name === "self"), sum = ([, off, on]) => off + on;
   const top = Math.max(.1, Math.ceil(10 * Math.max(...all.flatMap(l => [sum(l), l[3]]))) / 10), Y = x => foot - (foot - 12) * clamp(x / top);
-  const said = name => name === "self" ? t("s.itself") : name.replace(/^(\d+)-\d+$/, "$1");
-  const longest = Math.max(...all.map(([name]) => said(name).length)) * 6.4 + 8, every = Math.max(1, Math.ceil(longest / lane)), from = Math.max(0, self) % every;
-  const named = all.map(([name], i) => name && i % every === from ? word(clamp((i + .5) * lane, 8, w - 8), foot + 15, cut(said(name), 14), "middle") : null);
+  const saying = name => name === "self" ? t("s.itself") : name.replace(/^(\d+)-\d+$/, "$1");
+  const longest = Math.max(...all.map(([name]) => saying(name).length)) * 6.4 + 8, every = Math.max(1, Math.ceil(longest / lane)), from = Math.max(0, self) % every;
+  const named = all.map(([name], i) => name && i % every === from ? word(clamp((i + .5) * lane, 8, w - 8), foot + 15, cut(saying(name), 14), "middle") : null);
   const pale = all.some(l => l[2] > .002), two = self > 0 && self < all.length - 1;
-  return chart(w, foot + (a.distance ? 34 : 20), a.title,
+  // Two ways to look, and little room: what is pale is told on a line of its own.
+  const said = t("s.pale", {sink: D.sink[1]}), under = a.distance && pale && two && breadth(said + t("s.back") + t("s.ahead")) > w - 24;
+  return chart(w, foot + (a.distance ? 34 : 20) + (under ? 15 : 0), a.title,
     all.map((l, i) => [
       box((i * lane + .6).toFixed(1), Y(l[1]).toFixed(1), Math.max(.5, lane - 1.2).toFixed(1), (foot - Y(l[1])).toFixed(1), "var(--tone)"),
       l[2] > .002 ? box((i * lane + .6).toFixed(1), Y(sum(l)).toFixed(1), Math.max(.5, lane - 1.2).toFixed(1), (Y(l[1]) - Y(sum(l))).toFixed(1), "var(--tone)", {opacity: .3}) : null]),
@@ -14,14 +16,18 @@ function bars(a, h, w) {
     path(`M0 ${foot + .5}H${w}`, "var(--ink)"), word(0, 9, short(top, a.unit)), named,
     a.distance && self !== 0 ? word(0, foot + 31, t("s.back")) : null,
     a.distance && self < all.length - 1 ? word(w, foot + 31, t("s.ahead"), "end") : null,
-    a.distance && pale ? word(two ? w / 2 : w, foot + 31, t("s.pale", {sink: D.sink[1]}), two ? "middle" : "end") : null);
+    a.distance && pale ? word(two ? w / 2 : w, foot + (under ? 46 : 31), said, two ? "middle" : "end") : null);
 }
 function trace(values, X, Y) {                 // a line with gaps where there is no value
   return values.map((v, i) => isNaN(v) ? "" : `${i && !isNaN(values[i - 1]) ? "L" : "M"}${X(i).toFixed(1)} ${Y(v).toFixed(1)}`).join("");
 }
+function neighbours(h, drawn) {                // the other heads of its layer; more than a hundred as one stroke
+  const others = layerOf(h).filter(g => g !== h).map(drawn), pale = {opacity: .5};
+  return (others.length > 100 ? [others.join("")] : others).map(d => path(d, "var(--faint)", pale));
+}
 function line(a, h, w) {
   const foot = 96, top = a.high > 0 ? a.high : 1, n = Math.max(1, a.size - 1), X = i => i / n * w, Y = v => foot - (foot - 14) * clamp(v / top);
-  return chart(w, foot + 20, a.title, layerOf(h).filter(g => g !== h).map(g => path(trace(array(a, g), X, Y), "var(--faint)", {opacity: .5})),
+  return chart(w, foot + 20, a.title, neighbours(h, g => trace(array(a, g), X, Y)),
     path(trace(array(a, h), X, Y), "var(--tone)", {"stroke-width": 2.4}), path(`M0 ${foot + .5}H${w}`, "var(--ink)"), word(0, 9, short(top, a.unit)),
     word(0, foot + 15, t("s.start")), word(w / 2, foot + 15, t("s.middle"), "middle"), word(w, foot + 15, t("s.finish"), "end"));
 }
@@ -34,7 +40,7 @@ function length(a, h, w) {                     // entropy by number of visible k
   const middle = labels.map(l => { const [low, high] = l.match(/\d+/g).map(Number); return Math.log(high ? Math.sqrt(low * high) : low * 1.5); });
   const foot = 96, top = Math.max(...middle, a.high, .1), X = i => i / n * w, Y = v => foot - (foot - 14) * clamp(v / top);
   const every = Math.max(1, Math.ceil(n / 6));
-  return chart(w, foot + 34, a.title, layerOf(h).filter(g => g !== h).map(g => path(trace(of(g), X, Y), "var(--faint)", {opacity: .5})),
+  return chart(w, foot + 34, a.title, neighbours(h, g => trace(of(g), X, Y)),
     path(trace(middle, X, Y), "var(--ink)", {"stroke-dasharray": "2 2"}), path(trace(of(h), X, Y), "var(--tone)", {"stroke-width": 2.4}),
     path(`M0 ${foot + .5}H${w}`, "var(--ink)"), word(0, 9, short(top, a.unit)),
     labels.map((l, i) => i % every ? null : word(X(i), foot + 15, l.match(/\d+/)[0], i === 0 ? "start" : i === n ? "end" : "middle")),

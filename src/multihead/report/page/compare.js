@@ -16,7 +16,8 @@ function told(name) {
 function choose(name) {
   for (const cell of ALL) {
     const on = named(cell) === name;
-    cell.classList.toggle("pair", on); cell.setAttribute("aria-selected", on);
+    cell.classList.toggle("pair", on);
+    cell.setAttribute("aria-selected", on);
   }
   for (const side of SIDES) for (const cell of side) cell.tabIndex = named(cell) === name ? 0 : -1;
   chosen = name; $("live").textContent = told(name);

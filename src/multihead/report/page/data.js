@@ -7,7 +7,7 @@ root.classList.remove("nojs");
 
 const ORDER = [...document.querySelectorAll(".cell")], HOME = new Map(ORDER.map(c => [c, c.parentElement]));
 const CELLS = []; for (const cell of ORDER) CELLS[cell.dataset.i] = cell;
-const HEADS = CELLS.map((_, h) => h), COUNT = HEADS.length, QUIET = new Set(D.quiet), TWIN = new Set(D.twins.flat());
+const HEADS = CELLS.map((_, h) => h), COUNT = HEADS.length, QUIET = new Set(D.quiet), TWIN = new Set(D.families.flat());
 const LINES = [...document.querySelectorAll(".layer")].map(l => [...l.querySelectorAll(".cell")]);
 const S = {stat: "", sink: "in", cell: "map", order: "layers", filter: null, brush: null, head: D.first, ex: null, word: null};
 
@@ -22,8 +22,13 @@ const listing = parts => parts.length < 2 ? parts.join("") : parts.slice(0, -1).
 
 // numbers ------------------------------------------------------------------
 const clamp = (x, a = 0, b = 1) => Math.min(b, Math.max(a, x));
-const bytes = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
+function bytes(text) {
+  const raw = atob(text), out = new Uint8Array(raw.length);
+  for (let i = 0; i < raw.length; i++) out[i] = raw.charCodeAt(i);
+  return out;
+}
 const floats = text => Array.from(new Float32Array(bytes(text).buffer), x => isFinite(x) ? Number(x.toPrecision(5)) : x);
+const integers = text => Array.from(new Int32Array(bytes(text).buffer));
 function ends(packed) {                        // [low, high] of every head; NaN where nothing is known
   if (!packed) return null;
   const q = new Uint16Array(bytes(packed.data).buffer);
@@ -63,6 +68,7 @@ function threeDigits(size) {
 }
 const short = (v, unit) => show(v, unit).replace(/(\.\d*?)0+(?=%|$)/, "$1").replace(/\.(?=%|$)/, "");
 const withUnit = (v, s) => show(v, s.unit) + (isNaN(v) || D.bare.includes(s.unit) ? "" : " " + s.word);
+const breadth = text => [...text].reduce((sum, c) => sum + (c > "\u2e7f" ? 11.6 : 6.3), 0);   // about so many pixels
 const percent = x => `${Math.round(100 * x)}%`;
 const compare = (a, b) => isNaN(a) || isNaN(b) ? isNaN(b) - isNaN(a) : a < b ? -1 : a > b ? 1 : 0;   // a missing one first
 
@@ -102,6 +108,15 @@ function mean(a, h) {                          // of all heads of the same stack
   return a.means[stack] = total.map((x, i) => x / known[i]);
 }
 const A = D.arrays, twinArray = name => A[`${name}_content`];
+
+// likeness: for each head the few of its layer that are most like it -----------
+const LIKE = D.alike;
+if (LIKE) { LIKE.near = integers(LIKE.near); for (const k of ["pattern", "aside", "output"]) if (LIKE[k]) LIKE[k] = floats(LIKE[k]); }
+function likest(h) {                           // [head, where its numbers stand], the most alike first
+  const by = (aside() ? LIKE.aside : LIKE.pattern) ?? LIKE.pattern ?? LIKE.aside;
+  const at = [...Array(LIKE.size).keys()].map(k => h * LIKE.size + k).filter(k => LIKE.near[k] >= 0 && !isNaN(by[k]));
+  return at.sort((a, b) => by[b] - by[a] || LIKE.near[a] - LIKE.near[b]).slice(0, 3).map(k => [LIKE.near[k], k]);
+}
 
 // maps: what is off the sink, and on it --------------------------------------
 const M = D.map;

@@ -25,6 +25,7 @@ function paint() {
     cell.dataset.v = s || !isNaN(v) ? show(v, s ? s.unit : "share") : "";
     cell.setAttribute("aria-label", told(h));
   });
+  root.classList.toggle("bystat", Boolean(s));   // a role's sign stands on a role's ground alone
   root.classList.toggle("filtered", S.filter !== null || S.brush !== null);
   for (const b of document.querySelectorAll("[data-filter]")) b.setAttribute("aria-pressed", b.dataset.filter === S.filter);
   legend();
@@ -44,36 +45,29 @@ function arrange() {                           // in layers, or from the highest
 }
 
 // staples join heads that look at the same places -----------------------------
-function families() {                          // heads joined directly or through others, layer by layer
-  const of = new Map();
-  for (const [a, b] of D.twins) {
-    const merged = new Set([...(of.get(a) ?? [a]), ...(of.get(b) ?? [b])]);
-    for (const h of merged) of.set(h, merged);
-  }
-  return [...new Set(of.values())].map(f => [...f].sort((a, b) => a - b));
-}
-const FAMILIES = families();
 function staples() {
   for (const old of document.querySelectorAll(".staples")) old.remove();
   if (S.order === "rank") return;
   for (const stack of document.querySelectorAll(".stack")) {
     const frame = stack.querySelector(".layers"), from = frame.getBoundingClientRect(), svg = make("svg", {class: "staples", "aria-hidden": "true"});
-    for (const family of FAMILIES) if (stack.contains(CELLS[family[0]])) {
+    const reach = clamp(parseFloat(getComputedStyle(stack).getPropertyValue("--g")) - 1, 2, 3.5);   // stays within the gap
+    D.families.forEach((family, k) => {
+      if (!stack.contains(CELLS[family[0]])) return;
       const boxes = family.map(h => CELLS[h].getBoundingClientRect());
-      const d = D.deep ? sideways(boxes, from) : below(boxes, from);
-      svg.append(path(d, "currentColor", {class: "twin", "data-of": family.join(" ")}));
-    }
+      const d = D.deep ? sideways(boxes, from, reach) : below(boxes, from);
+      svg.append(path(d, "currentColor", {class: "twin", "data-family": k}));
+    });
     if (svg.childNodes.length) frame.append(svg);
   }
   mark();
 }
-function sideways(boxes, from) {               // to the right of a column of heads
+function sideways(boxes, from, reach) {        // to the right of a column of heads
   const x = boxes[0].right - from.left + .5, mid = b => Math.round((b.top + b.bottom) / 2 - from.top) + .5;
-  return `M${x} ${mid(boxes[0])}h3.5V${mid(boxes.at(-1))}h-3.5` + boxes.slice(1, -1).map(b => `M${x} ${mid(b)}h3.5`).join("");
+  return `M${x} ${mid(boxes[0])}h${reach}V${mid(boxes.at(-1))}h-${reach}` + boxes.slice(1, -1).map(b => `M${x} ${mid(b)}h${reach}`).join("");
 }
 function below(boxes, from) {                  // under a row of heads; a row that wraps is joined line by line
   const lines = new Map();
-  for (const b of boxes) lines.set(b.top, [...(lines.get(b.top) ?? []), b]);
+  for (const b of boxes) if (lines.has(b.top)) lines.get(b.top).push(b); else lines.set(b.top, [b]);
   return [...lines.values()].map(line => {
     const y = line[0].bottom - from.top + .5, mid = b => Math.round((b.left + b.right) / 2 - from.left) + .5;
     const ticks = line.map(b => `M${mid(b)} ${y}v3`).join("");
@@ -82,6 +76,6 @@ function below(boxes, from) {                  // under a row of heads; a row th
 }
 function mark() {                              // the chosen head's staple, layer and number in bold
   const h = S.head;
-  for (const p of document.querySelectorAll(".twin")) p.classList.toggle("on", S.filter === "twin" || p.dataset.of.split(" ").includes(String(h)));
+  for (const p of document.querySelectorAll(".twin")) p.classList.toggle("on", S.filter === "twin" || D.families[p.dataset.family].includes(h));
   for (const l of document.querySelectorAll(".layer")) l.classList.toggle("on", l.contains(CELLS[h]));
 }

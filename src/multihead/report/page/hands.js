@@ -169,7 +169,7 @@ let before; addEventListener("beforeprint", () => { before = root.dataset.theme;
 addEventListener("afterprint", () => { if (before) root.dataset.theme = before; else delete root.dataset.theme; drawMap(); });
 let wide = innerWidth; addEventListener("resize", () => { if (innerWidth !== wide) { wide = innerWidth; staples(); legend(); card(); } });
 $("how").open = $("table").open = false;
-for (const cell of CELLS) { cell.tabIndex = -1; cell.setAttribute("aria-selected", "false"); }
+CELLS.forEach((cell, h) => { cell.tabIndex = -1; cell.setAttribute("aria-selected", "false"); cell.dataset.n = `L${D.heads[h][1]}.H${D.heads[h][2]}`; });
 for (const group of document.querySelectorAll("#other optgroup")) {
   const mine = D.stats.filter(s => s.part === group.dataset.part && !s.first && !s.of && s.values.some(v => !isNaN(v)));
   group.append(...mine.map(s => make("option", {value: s.id}, s.title)));

@@ -11,16 +11,16 @@ function legend() {
 function blocks(width) {                       // one button a role
   const groups = D.rules.map((r, i) => [r, HEADS.filter(h => D.heads[h][4] === i)]).filter(([, heads]) => heads.length);
   const deep = 5, room = width - groups.length * 26;
-  const widths = side => groups.map(([r, heads]) => Math.max(Math.ceil(heads.length / deep) * side, roleWord(r.key).length * 6 + 26));
+  const widths = side => groups.map(([r, heads]) => Math.max(Math.ceil(heads.length / deep) * side, breadth(roleWord(r.key)) + 48));
   let side = 6.5;
-  while (side > 3 && widths(side).reduce((a, b) => a + b) > room) side -= .5;
+  while (side > 4.5 && widths(side).reduce((a, b) => a + b) > room) side -= .5;   // smaller than this they wrap
   while (side > 1.5 && Math.max(...widths(side)) > width) side -= .5;
   const out = groups.map(([r, heads]) => {
     const fill = `color-mix(in srgb, var(--${r.key}-bg) 62%, var(--${r.key}))`, w = Math.ceil(heads.length / deep) * side;
     const squares = heads.map((h, k) => square(h, Math.floor(k / deep) * side, (k % deep) * side, side - 1, fill));
     const b = make("button", {type: "button", class: `block r-${r.key}`, "data-filter": r.key, "aria-pressed": r.key === S.filter},
       make("svg", {width: Math.max(w, 1), height: deep * side, viewBox: `0 0 ${Math.max(w, 1)} ${deep * side}`, "aria-hidden": "true"}, squares),
-      make("span", {}, make("b", {}, String(heads.length)), " " + roleWord(r.key)));
+      make("span", {}, make("i", {class: "sign", "aria-hidden": "true"}), make("b", {}, String(heads.length)), " " + roleWord(r.key)));
     return b;
   });
   return [make("div", {class: "blocks", role: "group", "aria-label": t("s.by.role", {list: groups.map(([r, heads]) => `${heads.length} ${roleWord(r.key)}`).join(t("comma"))})}, out)];
