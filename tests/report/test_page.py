@@ -12,7 +12,7 @@ from multihead.report import render_page
 from multihead.report.number import show
 from multihead.report.speech import load_speech
 from report.reading import Reader, data_of, floats, stat
-from report.samples import make_record, thousand_heads
+from report.samples import TEXTS, make_record, thousand_heads
 
 SLOW = pytest.mark.slow
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"' \u202eRTL\u2028 שלום \U0001f642 {{ 7 * 7 }}"
@@ -196,6 +196,12 @@ def test_an_interrupted_run_says_so():
     assert "interrupted" not in Reader(render_page(make_record())).text
     text = Reader(render_page(make_record(complete=False))).text
     assert "This run was interrupted: the page shows what was measured until then, 3 documents" in text
+
+
+def test_words_that_rest_on_one_text_are_called_chance():
+    told = "so a word given here may be chance: read more"
+    assert told in Reader(render_page(make_record(documents=TEXTS[:1]))).text
+    assert told not in Reader(render_page(make_record())).text
 
 
 def test_a_note_is_told_once_with_its_heads():

@@ -233,6 +233,11 @@ def warn_interrupted(record: CheckupRecord, speech: Speech) -> str:
     return speech("interrupted", measured=describe_measured(record.texts, record.reads, speech))
 
 
+def warn_lone(found: Judgement, speech: Speech) -> str:
+    """The line that says that words rest on too little for intervals, or `""`."""
+    return speech("lone") if found.once.any() else ""
+
+
 def _explain(rule: Rule, sink: str, speech: Speech, *, aside: bool) -> str:
     added = speech("rule.aside", sink=sink) if aside else ""
     return speech(f"rule.{rule.key}", t=f"{rule.threshold * 100:.0f}%", sink=sink, aside=added)
