@@ -227,14 +227,16 @@ def test_the_journal_of_another_run_is_refused(plan_seed, journal, change, told)
 )
 def test_a_damaged_header_is_said_to_be_damaged(plan_seed, journal, content, told):
     (journal / "run.json").write_bytes(content)
-    with pytest.raises(MultiheadError, match=rf"got: a damaged run.json: .*{told}.*\n  fix: begin anew: leave --resume"):
+    with pytest.raises(
+        MultiheadError, match=rf"got: a damaged run.json: .*{told}.*\n  fix: begin anew: leave --resume"
+    ):
         run(journal, plan_seed)
 
 
 def test_a_header_whose_facts_are_no_texts_is_damaged(plan_seed, journal):
     kept = json.loads((journal / "run.json").read_text())
     (journal / "run.json").write_text(json.dumps(kept | {"rows": 5}))
-    with pytest.raises(MultiheadError, match="got: a damaged run.json: its rows is no text"):
+    with pytest.raises(MultiheadError, match=r"got: a damaged run\.json: its rows is no text"):
         run(journal, plan_seed)
 
 
@@ -270,9 +272,12 @@ def test_the_system_frees_the_lock_of_a_process_that_is_killed(tmp_path):
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
-        with held(tmp_path / "deep" / "run"):
-            os.write(writer, b"x")
-            signal.pause()
+        try:
+            with held(tmp_path / "deep" / "run"):
+                os.write(writer, b"x")
+                signal.pause()
+        finally:
+            os._exit(1)
     os.read(reader, 1)
     with pytest.raises(MultiheadError, match=f"process {child}\n"), held(tmp_path / "deep" / "run"):
         pass

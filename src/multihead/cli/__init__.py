@@ -72,8 +72,10 @@ def run(arguments: Sequence[str]) -> int:
     """
     errors = Console(stderr=True, soft_wrap=True)
     as_json = "--json" in arguments
+    # Usage errors are drawn as a box, and a script wants one document alone.
+    usage = Console(quiet=True) if as_json else errors
     try:
-        code = app(list(arguments), exit_on_error=False, result_action="return_value", error_console=errors)
+        code = app(list(arguments), exit_on_error=False, result_action="return_value", error_console=usage)
     except CycloptsError as problem:
         if as_json:
             tell_error(problem, errors, as_json=True)

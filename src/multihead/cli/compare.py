@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from multihead.cli.facts import of_comparison
-from multihead.cli.output import Json, tell_json
+from multihead.cli.output import Folder, Json, check_out, tell_json
 from multihead.error import MultiheadError
 from multihead.measure.role import Comparison
 from multihead.workflow import Compared, load_checkup
@@ -24,7 +24,7 @@ def compare(
     after: Path,
     /,
     *,
-    out: Path = Path("comparison"),
+    out: Folder = Path("comparison"),
     lang: Literal["en", "zh"] = "en",
     fail_on_flips: Annotated[bool, Parameter(negative="")] = False,
     as_json: Json = False,
@@ -52,6 +52,7 @@ def compare(
             arrived=f"--out {out}, which holds one of the checkups",
             remedy="choose another folder with --out: the page of the checkup would be lost",
         )
+    check_out(out, files=["index.html"])
     compared = compare_reports(load_checkup(before), load_checkup(after))
     page = compared.save(out, lang=lang)
     if as_json:

@@ -1,7 +1,9 @@
 """What callers hand to `observe`, brought into form: loose where it is plain what is meant, else refused in words."""
 
+import operator
 from collections.abc import Iterable
-from typing import Any, TypeVar, cast
+from pathlib import Path
+from typing import Any, SupportsIndex, TypeVar, cast
 
 from torch import nn
 
@@ -47,7 +49,14 @@ def given_run(run: object) -> Run:
     Raises:
         MultiheadError: It is something else.
     """
-    return Run() if run is None else _instance(run, Run, "`run`, how a run goes: Run(rows=..., journal=...)")
+    if run is None:
+        return Run()
+    found = _instance(run, Run, "`run`, how a run goes: Run(rows=..., journal=...)")
+    given_whole("rows", found.rows, remedy="pass rows=64 or more, or None for all of them")
+    given_whole("seed", found.seed, remedy="pass seed=0 or another")
+    if found.journal is not None:
+        _instance(found.journal, Path, "the folder of a journal: Run(journal=pathlib.Path(...))")
+    return found
 
 
 def given_model(model: object) -> nn.Module:
@@ -72,3 +81,23 @@ def _listed(given: object, kind: type[T], asked: str) -> list[T]:
         return [given]
     every = list(cast(Iterable[Any], given)) if isinstance(given, Iterable) else [given]
     return [_instance(one, kind, asked) for one in every]
+
+
+def given_whole(name: str, value: object, *, remedy: str) -> int | None:
+    """A whole number, or None where none is given.
+
+    Args:
+        name: What the argument is called.
+        value: What was given.
+        remedy: What to do where it is something else.
+
+    Raises:
+        MultiheadError: It is no whole number; True and False are none either.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        raise MultiheadError(
+            asked=f"a whole number as {name}, or None", arrived=f"{name}={str(value)[:60]!r}", remedy=remedy
+        )
+    return operator.index(cast(SupportsIndex, value))

@@ -48,6 +48,7 @@ class Watch:
         self._read: dict[Site, Read] = {}
         self._measured = False
         self._failed: set[int] = set()
+        self._raised = 0
 
     def take(self, call: Call) -> None:
         """Measure a call; a layer that was seen before and reads no cache begins another pass.
@@ -72,6 +73,7 @@ class Watch:
 
     def end(self, well: bool) -> None:  # noqa: FBT001 - called by the hooks
         """A pass has ended; one that raised is left out, with the documents it went on with."""
+        self._raised += not well
         if self._measured and not well:
             self._failed.update(self._pass)
             self._read.clear()
@@ -85,10 +87,11 @@ class Watch:
         """
         finished = [index for index in range(len(self._documents)) if index not in self._failed]
         if not finished:
+            raised = f"{self._raised} pass{'es' if self._raised > 1 else ''} that raised an exception, and no other"
             raise MultiheadError(
                 asked="statistics of a watched model",
-                arrived="no pass" if not self._documents else "passes that raised an exception",
-                remedy="run the model inside the block: `with watch(model) as w: model(**inputs)`",
+                arrived=raised if self._raised else "no pass",
+                remedy="run the model inside the block, to its end: `with watch(model) as w: model(**inputs)`",
             )
         return self._recorder.record(self._name, self._documents, finished)
 
