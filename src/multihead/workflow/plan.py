@@ -135,7 +135,7 @@ def make_plan(
 def _told(material: Any) -> Reads | None:
     # Files are read when they are asked for, and are all of one kind.
     some = material[:1] if isinstance(material, Files) else material or ()
-    found = {_kind(one) for one in some}
+    found: set[Reads | None] = {_kind(one) for one in some}
     if len(found) > 1 or None in found:
         names = sorted({type(one).__name__ for one in some})
         raise MultiheadError(
