@@ -285,8 +285,7 @@ def test_the_system_frees_the_lock_of_a_process_that_is_killed(tmp_path):
     os.waitpid(child, 0)
     with held(tmp_path / "deep" / "run"):
         pass
-    # Made by the process that was killed: they are not ours to take away.
-    assert not list((tmp_path / "deep" / "run").iterdir())
+    assert list((tmp_path / "deep").iterdir()) == []
 
 
 def test_folders_made_for_a_lock_go_with_it_if_they_stay_empty(tmp_path):
@@ -296,6 +295,13 @@ def test_folders_made_for_a_lock_go_with_it_if_they_stay_empty(tmp_path):
     with held(tmp_path / "a" / "b"):
         (tmp_path / "a" / "mine").write_text("kept")
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["mine"]
+    with held(tmp_path / "a"):
+        (tmp_path / "a" / "mine").unlink()
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "a").mkdir()
+    with held(tmp_path / "a"):
+        pass
+    assert (tmp_path / "a").exists()
 
 
 def test_a_lock_taken_away_while_it_was_opened_is_tried_again(tmp_path, monkeypatch):

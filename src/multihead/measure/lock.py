@@ -29,7 +29,7 @@ else:
 
 @contextmanager
 def held(folder: Path) -> Generator[None]:
-    """Hold a folder for one run; folders that are made for it and stay empty are taken away again.
+    """Hold a folder for one run; folders that are made for it, and end empty, are taken away again.
 
     The lock is one of the operating system on a file in the folder. It ends with the process, also by `kill -9`; what
     is left of the file then locks nothing.
@@ -41,6 +41,8 @@ def held(folder: Path) -> Generator[None]:
         MultiheadError: Another run holds it (nothing was written then), or the folder cannot be written.
     """
     made = [place for place in (folder, *folder.parents) if not place.exists()]
+    if folder.is_dir() and any(folder.iterdir()):
+        made = [folder]  # by an earlier run, which left something
     try:
         handle = _opened(folder)
     except OSError as problem:
