@@ -137,7 +137,7 @@ def discard_journal(folder: str | Path) -> None:
         with held(folder):
             for path in kept:
                 path.unlink(missing_ok=True)
-    if not any(folder.iterdir()):
+    if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 
 
