@@ -1,12 +1,15 @@
 """What is refused at the door, what a run leaves behind, and what it says of itself."""
 
 import errno
+import io
+import json
 import os
 import re
 import shutil
 import sys
 
 import pytest
+import torch
 
 import multihead as mh
 from multihead.cli import checkup as door
@@ -58,18 +61,35 @@ def test_with_json_a_usage_error_is_one_document_and_nothing_else(told, fault):
     assert err == ""
 
 
+@pytest.mark.parametrize("asked", ["--json=true", "--json=1", "--json=YES"])
+def test_json_may_be_asked_for_in_other_words(capfd, asked):
+    code, out, err = said(capfd, "locate", "./nowhere", asked)
+    assert code == 2
+    assert json.loads(out)["error"]["remedy"]
+    assert "error" not in err
+    assert said(capfd, "locate", "./nowhere", "--json=false")[1] == ""
+
+
 def test_without_json_a_usage_error_is_told_to_people(capfd):
     code, out, err = said(capfd, "checkup", "m", "--colour", "red")
     assert (code, out) == (2, "")
     assert "--colour" in err
 
 
-@pytest.mark.parametrize("command", [["checkup", "m"], ["compare", "a", "b"]])
-def test_an_empty_name_for_the_output_is_refused(told, command, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["checkup", "m", "--out", " "],
+        ["checkup", "m", "--text", ""],
+        ["compare", "a", "b", "--out", ""],
+        ["compare", "", "b"],
+    ],
+)
+def test_an_empty_name_is_not_the_working_directory(told, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, data, _ = told(*command, "--out", " ")
+    code, data, _ = told(*command)
     assert code == 2
-    assert "the name of a folder is needed" in data["error"]["arrived"]
+    assert "the name of a file or folder is needed" in data["error"]["arrived"]
     assert not list(tmp_path.iterdir())
 
 
@@ -91,6 +111,50 @@ def test_an_output_that_cannot_be_is_refused_before_the_work(told, place, arrive
         assert arrived in data["error"]["arrived"]
         assert remedy in data["error"]["remedy"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "full"]
+
+
+def test_links_in_a_circle_are_refused(told, tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    for command in (
+        ["compare", tmp_path / "loop", "b"],
+        ["compare", "a", "b", "--out", tmp_path / "loop"],
+        ["checkup", "m", "--out", tmp_path / "loop"],
+    ):
+        code, data, _ = told(*command)
+        assert code == 2
+        assert data["error"]["remedy"]
+    code, data, _ = told("checkup", "m", "--text", tmp_path / "loop", "--out", tmp_path / "out")
+    assert data["error"]["arrived"] == "a link that leads nowhere, or in a circle"
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried"), RuntimeError("can't allocate memory")],
+)
+def test_memory_that_is_used_up_is_told(told, problem, monkeypatch, tmp_path):
+    def fail(*_, **__):
+        raise problem
+
+    monkeypatch.setattr(door, "open_model", fail)
+    code, data, _ = told("checkup", "m", "--out", tmp_path / "out")
+    assert code == 2
+    assert data["error"]["asked"] == "memory for the run"
+    assert "--max-length" in data["error"]["remedy"]
+    monkeypatch.setattr(door, "open_model", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(["checkup", "m", "--out", str(tmp_path / "out")])
+
+
+def test_an_output_that_is_full_or_closed_is_no_traceback(capsys, monkeypatch):
+    class Full(io.StringIO):
+        def write(self, _):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    assert run(["models", "--json"]) == 2
+    assert "make room on that disk" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdout", None)
+    assert run(["models", "--json"]) == 0
 
 
 def test_the_journals_place_taken_by_a_file_is_refused(told, tmp_path):

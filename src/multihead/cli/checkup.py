@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from multihead.cli.facts import of_checkup
 from multihead.cli.notes import lines_of
-from multihead.cli.output import Folder, Json, check_out, tell_json
+from multihead.cli.output import Folder, Json, Paths, check_out, tell_json
 from multihead.cli.progress import PlaceProgress
 from multihead.corpus import read_images, read_sounds, read_texts
 from multihead.corpus.files import shown_name
@@ -26,7 +26,6 @@ INTERRUPTED = 130
 JOURNAL = "unfinished"
 """Folder within the output that keeps what was measured until the records are written."""
 WRITTEN = ("index.html", "record.json", "record.safetensors", "heads.parquet")
-Paths = Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)]
 # What a reader looks for first: title, statistic, and whether it is read from the repeats.
 _STRONGEST = (
     ("looks at the token before", "previous", False),

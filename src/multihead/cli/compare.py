@@ -1,5 +1,6 @@
 """`multihead compare A B`: two checkups held against each other."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,8 +21,8 @@ _SHOWN = 20
 
 
 def compare(
-    before: Path,
-    after: Path,
+    before: Folder,
+    after: Folder,
     /,
     *,
     out: Folder = Path("comparison"),
@@ -46,7 +47,7 @@ def compare(
     as_json
         Print one JSON document.
     """
-    if out.resolve() in (before.resolve(), after.resolve()):
+    if os.path.realpath(out) in (os.path.realpath(before), os.path.realpath(after)):
         raise MultiheadError(
             asked="a folder of its own for the page of the comparison",
             arrived=f"--out {out}, which holds one of the checkups",

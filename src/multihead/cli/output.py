@@ -18,15 +18,21 @@ Json = Annotated[bool, Parameter(name="--json", negative="")]
 
 
 def _named(_: object, tokens: Sequence[Token]) -> Path:
-    """A folder by its name: an empty one would be the working directory, and fill it with files."""
+    """A place by its name: an empty one would be the working directory, and all that is in it."""
     value = tokens[0].value
     if not value.strip():
-        raise ValueError("the name of a folder is needed, not an empty text; write . for the working directory")
+        raise ValueError("the name of a file or folder is needed, not an empty text; . is the working directory")
     return Path(value)
 
 
+def _each_named(kind: object, tokens: Sequence[Token]) -> list[Path]:
+    return [_named(kind, [token]) for token in tokens]
+
+
 Folder = Annotated[Path, Parameter(converter=_named)]
-"""An option that names a folder to write to."""
+"""A folder to read from or to write to."""
+Paths = Annotated[list[Path] | None, Parameter(converter=_each_named, negative="", consume_multiple=True)]
+"""An option with files and folders to read."""
 
 
 def check_out(folder: Path, *, files: Sequence[str]) -> None:
@@ -58,7 +64,28 @@ def check_out(folder: Path, *, files: Sequence[str]) -> None:
 
 def tell_json(value: Any) -> None:
     """Write one JSON document; numbers that JSON lacks must have become None before."""
-    sys.stdout.write(json.dumps(value, allow_nan=False, indent=1) + "\n")
+    if sys.stdout is not None:  # pyright: ignore[reportUnnecessaryComparison]  # it is, where it was closed (>&-)
+        sys.stdout.write(json.dumps(value, allow_nan=False, indent=1) + "\n")
+        sys.stdout.flush()
+
+
+def asks_json(argument: str) -> bool:
+    """Whether an argument asks for JSON: known before the arguments are read, so that their faults are told so too."""
+    name, _, value = argument.partition("=")
+    return name == "--json" and (not value or value.lower() in ("yes", "y", "1", "true", "t"))
+
+
+def memory_error(problem: MemoryError | RuntimeError) -> MultiheadError | None:
+    """What to say where the memory did not suffice; None where something else went wrong."""
+    words = str(problem).partition("\n")[0]
+    if not isinstance(problem, MemoryError) and "out of memory" not in words and "allocate memory" not in words:
+        return None
+    return MultiheadError(
+        asked="memory for the run",
+        arrived=words or "no more of it",
+        remedy="read shorter chunks with --max-length, or run it where there is more memory; chunks that are done are "
+        "kept, and --resume goes on with the same options",
+    )
 
 
 def tell_error(problem: Exception, errors: Console, *, as_json: bool) -> None:
@@ -69,9 +96,15 @@ def tell_error(problem: Exception, errors: Console, *, as_json: bool) -> None:
         errors: The standard error.
         as_json: Whether the command was run with `--json`.
     """
+    if isinstance(problem, MemoryError | RuntimeError):
+        problem = memory_error(problem) or problem
     if as_json:
-        tell_json({"error": _parts(problem)})
-        return
+        try:
+            tell_json({"error": _parts(problem)})
+        except OSError as closed:
+            problem = closed  # the output itself cannot be written to: only people can be told
+        else:
+            return
     fix = f"\n  fix: {remedy_of(problem)}" if isinstance(problem, OSError) else ""
     errors.print(f"error: {problem}{fix}", markup=False, highlight=False)
 

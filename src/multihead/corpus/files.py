@@ -144,7 +144,7 @@ def _check_kind(path: Path, kind: str) -> None:
     if not path.exists():
         raise MultiheadError(
             asked=f"{kind} from {path}",
-            arrived="nothing of that name exists",
+            arrived="a link that leads nowhere, or in a circle" if path.is_symlink() else "nothing of that name exists",
             remedy="check the path for a typing error",
         )
     if not (path.is_dir() or path.is_file()):

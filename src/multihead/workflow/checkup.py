@@ -116,7 +116,7 @@ def checkup(
 
 def _checked_rows(rows: object) -> int | None:
     """All rows, or so many that groups of them tell how far off an estimate may be."""
-    remedy = f"pass rows={LEAST_ROWS} or more, or None for all of them"
+    remedy = f"pass rows={LEAST_ROWS} or more, or leave it out (None) for all of them"
     whole = given_whole("rows", rows, remedy=remedy)
     if whole is not None and whole < LEAST_ROWS:
         raise MultiheadError(
