@@ -1,6 +1,7 @@
 """Odd arguments from Python: what is plainly meant works, the rest is refused in words."""
 
 import inspect
+import io
 
 import numpy as np
 import pytest
@@ -57,7 +58,9 @@ def refused(says, *given, **named):
         ({"material": ""}, "a text of at least 2 tokens"),
         ({"material": iter(())}, "at least one text"),
         ({"material": []}, "at least one text"),
+        ({"material": io.StringIO(PROSE)}, "got: StringIO"),
         ({"tokenizer": [PROSE]}, "a tokenizer as the second argument"),
+        ({"tokenizer": str}, r"and tokenizer\.get_vocab\(\)\n  got: type"),
     ],
 )
 def test_odd_arguments_are_refused_in_words(named, says):
@@ -73,6 +76,17 @@ def test_a_model_may_be_named():
     refused("did you mean minilm", "minilmm")
     with pytest.raises(mh.MultiheadError, match="no such folder"):
         given_model("./no-such-folder", None)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"), [((None,), "a packaged model, a folder"), ((5,), "got: int '5'"), (("m", None), "the device to")]
+)
+def test_what_names_no_model_or_device_is_refused(given, says):
+    def opened(name, device="cpu"):
+        return inspect.unwrap(mh.open_model)(name, device=device)
+
+    with pytest.raises(mh.MultiheadError, match=says):
+        opened(*given)
 
 
 def test_one_text_a_generator_and_paths_are_what_they_seem(file, tmp_path):

@@ -16,6 +16,7 @@ from multihead.cli.output import Folder, Json, Paths, check_out, tell_json
 from multihead.cli.progress import PlaceProgress
 from multihead.corpus import read_images, read_sounds, read_texts
 from multihead.corpus.files import shown_name
+from multihead.corpus.reading import Reading
 from multihead.error import MultiheadError, remedy_of
 from multihead.measure import discard_journal, has_journal, held
 from multihead.record import HeadStatistics
@@ -35,7 +36,7 @@ _STRONGEST = (
     ("finds the same token", "same_token", True),
     ("spreads wide", "entropy_share", False),
 )
-_SHOWN = 6
+_SHOWN, _MUCH = 6, 2_000_000
 # Below this share a ranking is one of noise.
 _WORTH_TELLING = 0.3
 
@@ -104,6 +105,7 @@ def checkup(  # noqa: PLR0913 - options of a command, each with its own line of 
         with console.status(f"loading {escape(model)}"):
             opened = open_model(model, device=device)
         _begin(out, console, resume=resume)
+        _say_size(material, console)
         with PlaceProgress(console) as progress:
             report = run_checkup(
                 opened,
@@ -131,6 +133,13 @@ def _begin(out: Path, console: Console, *, resume: bool) -> None:
         console.print(f"note: an unfinished run in {out} is begun anew; --resume would go on with it", markup=False)
     if not resume:
         discard_journal(out / JOURNAL)
+
+
+def _say_size(material: Material | None, console: Console) -> None:
+    """A sign of life: much text takes a while to be cut into tokens, before anything is measured."""
+    size = sum(len(text.content) for text in material.texts) if isinstance(material, Reading) else 0
+    if size >= _MUCH:
+        console.print(f"cutting {size:,} characters into tokens", markup=False, highlight=False)
 
 
 def _save(report: Report, out: Path, *, lang: str) -> Path:

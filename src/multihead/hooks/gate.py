@@ -1,7 +1,7 @@
 """Gates on head outputs: scale a head, or silence it, before the output projection."""
 
-import math
 import numbers
+import sys
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from multihead.error import MultiheadError
 from multihead.hooks.address import CROSS, Numbering
-from multihead.hooks.locate import locate
+from multihead.hooks.locate import check_model, locate
 from multihead.hooks.seam import tapped
 from multihead.hooks.tap import Tap
 from multihead.hooks.trace import Trace
@@ -54,12 +54,7 @@ def gated(model: nn.Module, gates: Mapping[HeadAddress | str, Gate]) -> Generato
 
 def _wanted(model: object, gates: object) -> dict[tuple[str, int], dict[int, Gate]]:
     """The gates by layer and head."""
-    if not isinstance(model, nn.Module):
-        raise MultiheadError(
-            asked="a model to gate, a torch.nn.Module",
-            arrived=f"{type(model).__name__} {str(model)[:60]!r}",
-            remedy="pass the model itself: mh.gated(model, gates)",
-        )
+    check_model(model)
     if not isinstance(gates, Mapping):
         raise MultiheadError(
             asked="gates by head",
@@ -96,7 +91,7 @@ def _number(gate: object, address: HeadAddress) -> Gate:
     if isinstance(held, Tensor):
         good = not held.is_complex() and held.ndim <= 1 and bool(torch.isfinite(held).all())
     else:
-        good = isinstance(held, numbers.Real) and math.isfinite(held)
+        good = isinstance(held, numbers.Real) and bool(abs(cast(float, held)) <= sys.float_info.max)
     if not good:
         shape = f" of shape {tuple(held.shape)}" if isinstance(held, Tensor) else ""
         raise MultiheadError(

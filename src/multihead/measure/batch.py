@@ -71,6 +71,12 @@ class Batch:
                 arrived=f"{type(inputs).__name__} {str(inputs)[:60]!r}",
                 remedy='pass inputs={"input_ids": ids}, or what a tokenizer returned',
             )
+        if lists := [str(name) for name, value in cast(Mapping[object, object], inputs).items() if _is_plain(value)]:
+            raise MultiheadError(
+                asked="tensors as the inputs of a batch",
+                arrived=f"a list as {lists[0]}",
+                remedy='pass tensors: tokenizer(text, return_tensors="pt"), or torch.tensor([ids])',
+            )
         rows = cast(Sequence[object], document) if isinstance(document, Sequence) else [None]
         if not rows or not all(type(row) is int for row in rows):
             raise MultiheadError(
@@ -79,3 +85,7 @@ class Batch:
                 remedy="pass document=(0,) for one row of the first document, (0, 0) for two",
             )
         object.__setattr__(self, "document", tuple(rows))
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, list | tuple) and not any(isinstance(one, Tensor) for one in cast(Sequence[object], value))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -128,6 +128,10 @@ def discard_journal(folder: str | Path) -> None:
     Raises:
         MultiheadError: A run that goes on keeps it.
     """
+    if not isinstance(folder, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise MultiheadError(
+            asked="the folder of a journal to delete", arrived=repr(folder)[:60], remedy="pass the folder's name"
+        )
     folder = Path(folder)
     if not folder.is_dir():
         return
@@ -181,7 +185,8 @@ def _weights(model: nn.Module) -> Iterator[bytes]:
 def _inputs(batch: Batch) -> Iterator[bytes]:
     for name, tensor in (*batch.inputs.items(), *(batch.classes or {}).items()):
         yield name.encode()
-        yield from _bytes(tensor)
+        # Switches of the model (`output_attentions=False`) are inputs too.
+        yield from _bytes(tensor) if isinstance(cast(object, tensor), Tensor) else [repr(tensor).encode()]
     yield repr((batch.document, sorted(batch.classes or {}), batch.spans)).encode()
 
 

@@ -9,9 +9,10 @@ from torch import nn
 from multihead.corpus import TokenClasses
 from multihead.error import MultiheadError
 from multihead.hooks import Call, watching
+from multihead.hooks.locate import check_model
 from multihead.measure.batch import Batch
 from multihead.measure.example import Fed
-from multihead.measure.given import given_batches, given_documents, given_model, given_run
+from multihead.measure.given import given_batches, given_documents, given_run, given_statistics
 from multihead.measure.journal import Journal, keeping
 from multihead.measure.recorder import Recorder
 from multihead.measure.run import Run
@@ -84,7 +85,9 @@ def observe(
         >>> observe(model, [batch], documents=[document])["L0.H0"].entropy  # doctest: +SKIP
         1.27
     """
-    model, run = given_model(model), given_run(run)
+    check_model(model)
+    statistics = given_statistics(statistics, targets=targets, classes=classes)
+    run = given_run(run)
     batches, documents = given_batches(batches), given_documents(documents)
     last = _last_batch(batches, documents)
     _check_targets(targets or {}, documents)

@@ -26,7 +26,7 @@ class Run:
 
     rows: int | None = None
     seed: int = 0
-    journal: Path | None = None
+    journal: str | Path | None = None
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
     on_batch: Callable[[int], None] | None = None
     on_document: Callable[[int], None] | None = None

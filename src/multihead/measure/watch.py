@@ -8,6 +8,8 @@ from torch import nn
 from multihead.corpus import TokenClasses
 from multihead.error import MultiheadError
 from multihead.hooks import Call, Site, watching
+from multihead.hooks.locate import check_model
+from multihead.measure.given import given_statistics
 from multihead.measure.reading import Read, absolute, check_begins, goes_on
 from multihead.measure.recorder import Recorder
 from multihead.measure.statistic import DEFAULT, Statistic
@@ -146,6 +148,8 @@ def watch(
         >>> w.statistics()["L3.H7"].entropy  # doctest: +SKIP
         2.31
     """
+    check_model(model)
+    statistics = given_statistics(statistics, targets=targets, classes=classes)
     watched = Watch(Recorder(statistics, targets=targets, classes=classes), name)
     with watching(model, watched.take, on_pass=watched.end):
         yield watched

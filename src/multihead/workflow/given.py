@@ -1,6 +1,7 @@
 """What callers hand to `checkup`, brought into form: loose where it is plain what is meant, else refused in words."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from io import IOBase
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,9 +22,9 @@ def given_model(model: object, tokenizer: object) -> OpenedModel:
     Raises:
         MultiheadError: It is no model, or what was given as the tokenizer is none.
     """
-    if tokenizer is not None and not callable(tokenizer):
+    if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "get_vocab")):
         raise MultiheadError(
-            asked="a tokenizer as the second argument: tokenizer(text)['input_ids']",
+            asked="a tokenizer as the second argument: tokenizer(text)['input_ids'] and tokenizer.get_vocab()",
             arrived=_told(tokenizer),
             remedy="name what is to be read: mh.checkup(model, tokenizer, texts), or material=texts",
         )
@@ -57,7 +58,7 @@ def given_material(material: object, reads: str) -> Any:
         material = [material]
     if material is None or (isinstance(material, Sequence) and not isinstance(material, bytes | list | tuple)):
         return cast(Any, material)
-    if isinstance(material, bytes | bytearray | Mapping) or not isinstance(material, Iterable):
+    if isinstance(material, bytes | bytearray | Mapping | IOBase) or not isinstance(material, Iterable):
         raise MultiheadError(
             asked="texts, pictures or recordings to read",
             arrived=_told(material),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from multihead.corpus import PACKAGED, PUBLISHED, SmilesTokenizer, Text, find_packaged
@@ -59,6 +60,7 @@ def open_model(name: str | Path, *, device: str = "cpu") -> OpenedModel:
     Example:
         >>> opened = open_model("minilm")  # doctest: +SKIP
     """
+    _check_kinds(name, device)
     if isinstance(name, Path) or name not in PACKAGED:
         _check_spelling(name)
         return _opened(load_model(name, device=device), called(name))
@@ -99,6 +101,15 @@ def _opened(loaded: LoadedModel, name: str, *, texts: Sequence[Text] | None = No
         pictures=loaded.pictures,
         sounds=loaded.sounds,
     )
+
+
+def _check_kinds(name: object, device: object) -> None:
+    for asked, given, kinds, remedy in (
+        ("a packaged model, a folder or a hub name", name, (str, Path), 'pass its name: mh.open_model("minilm")'),
+        ("the device to run on", device, (str, torch.device), 'pass device="cpu", or another of this build of torch'),
+    ):
+        if not isinstance(given, kinds):
+            raise MultiheadError(asked=asked, arrived=f"{type(given).__name__} {str(given)[:60]!r}", remedy=remedy)
 
 
 def _check_spelling(name: str | Path) -> None:
