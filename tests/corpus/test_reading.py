@@ -119,7 +119,7 @@ def test_what_is_no_text_is_refused_with_file_and_place(tmp_path, raw, told):
         (b'{"text": "a"}\n["text"]', "['text']"),
         (b'{"text": "a"}\n{"content": "b", "n": 1}', "an object with 'content', 'n'"),
         (b'{"text": "a"}\n{}', "an object with no field"),
-        (b'{"text": "a"}\n{"text": 3}', "an object with 'text'"),
+        (b'{"text": "a"}\n{"text": 3}', 'a "text" that is 3, not a string'),
         (b'{"text": "a"}\n{"text": " "}', "a text without a visible character"),
         (b'{"text": "a"}\n{"text": "b\\ud800"}', "half a surrogate pair at character 1"),
         (b'{"text": "a"}\n' + b"[" * 100_000, "no JSON"),

@@ -1,3 +1,6 @@
+import inspect
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import nn
@@ -210,3 +213,46 @@ def test_gates_on_a_model_without_attention():
     model = nn.Sequential(nn.Linear(3, 3))
     with pytest.raises(MultiheadError, match="found none"), gated(model, {"L0.H0": 0.0}):
         pytest.fail("gates on nothing")
+
+
+@pytest.mark.parametrize(
+    ("gates", "says"),
+    [
+        ({"L0.H0": "zero"}, "got: str 'zero'"),
+        ({"L0.H0": None}, "got: NoneType 'None'"),
+        ({"L0.H0": float("nan")}, "got: float 'nan'"),
+        ({"L0.H0": float("inf")}, "got: float 'inf'"),
+        ({"L0.H0": 10**400}, "got: int '1000"),
+        ({"L0.H0": 1j}, "got: complex '1j'"),
+        ({"L0.H0": torch.tensor([1.0, torch.nan])}, r"got: Tensor of shape \(2,\)"),
+        ({"L0.H0": torch.ones(2, 2)}, r"got: Tensor of shape \(2, 2\)"),
+        ({"L0.H0": torch.ones((), dtype=torch.complex64)}, "finite number as the gate of L0.H0"),
+        ({3: 0.0}, "a head for each gate\n  got: int '3'"),
+        ({"L0.H0": 0.0, HeadAddress("", 0, 0): 1.0}, "two for L0.H0"),
+        ([("L0.H0", 0.0)], "got: list .*\n  fix: pass a dict"),
+        (None, "got: NoneType 'None'\n  fix: pass a dict"),
+    ],
+)
+def test_gates_that_cannot_multiply_a_head_are_refused_before_the_model_runs(gates, says):
+    # The type hook of the tests would speak first.
+    unchecked = inspect.unwrap(gated)
+    with pytest.raises(MultiheadError, match=says), contextmanager(unchecked)(nn.Linear(1, 1), gates):
+        pass
+
+
+def test_gates_on_what_is_no_model_are_refused():
+    with (
+        pytest.raises(MultiheadError, match=r"a model, a torch\.nn\.Module"),
+        contextmanager(inspect.unwrap(gated))("bert", {}),
+    ):
+        pass
+
+
+def test_whole_numbers_and_switches_are_gates_too():
+    model = FAMILIES["bert"].build()
+    inputs = {"input_ids": ids(1, 5)}
+    with torch.no_grad():
+        want = run(model, inputs, {"L1.H2": 0.0})
+        for gate in (0, False, torch.tensor(0), torch.tensor([False])):
+            with contextmanager(inspect.unwrap(gated))(model, {"L1.H2": gate}):
+                assert torch.equal(model(**inputs)[0], want)

@@ -123,11 +123,11 @@ def test_other_options_are_refused_and_nothing_is_lost(place, tmp_path, capfd):
     folder, record = place
     stopped(place, tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    for other, says in ((["--rows", "64"], "rows"), (["--max-length", "32"], "batches")):
+    for other, says in ((["--rows", "64"], "rows"), (["--max-length", "32"], "max_length")):
         capfd.readouterr()
         assert run(["checkup", *asked(folder), "--out", str(tmp_path), "--resume", *other]) == 2
         told = " ".join(capfd.readouterr().err.split())
-        assert f"another {says} (then" in told
+        assert f"another run: {says} was" in told
         assert "run it as it was begun" in told
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert run(["checkup", *asked(folder), "--out", str(tmp_path), "--resume"]) == 0

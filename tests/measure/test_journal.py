@@ -1,7 +1,10 @@
 """A run that was ended by force goes on where it was, to the very same record."""
 
+import errno
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +16,9 @@ import torch
 from hooks.families import FAMILIES, ids
 from measure.killed import plan
 from multihead.error import MultiheadError
-from multihead.measure import DEFAULT, Batch, Interrupted, Run, discard_journal, observe
+from multihead.measure import DEFAULT, Batch, Interrupted, Run, discard_journal, held, lock, observe
+from multihead.measure.header import check_same
+from multihead.measure.lock import LOCK
 from multihead.pattern import distance
 from multihead.record import Document
 
@@ -172,19 +177,28 @@ def _other_input(given):
     given["batches"][-1].inputs["input_ids"][0, -1] = 1
 
 
+def _other_documents(change):
+    return lambda given: given.update(documents=change(given["documents"]))
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (_other_weights, "another weights"),
-        (_other_input, "another batches"),
-        (lambda g: g.update(statistics=DEFAULT[:-1]), "another statistics"),
-        (lambda g: g.update(run=Run(rows=64)), "another rows"),
-        (lambda g: g.update(targets={"two": distance(2)}), "another statistics"),
-        (lambda g: g.update(name="other"), "another name"),
-        (lambda g: g["model"].double(), "another weights"),
+        (_other_weights, "the model's weights are others"),
+        (_other_input, r"the documents are cut into other tokens or batches \(another tokenizer, .*\)"),
+        (lambda g: g.update(statistics=DEFAULT[:-1]), "the statistics are now without [a-z_, 0-9]+"),
+        (lambda g: g.update(run=Run(rows=64)), "rows was all and is 64, seed 0"),
+        (lambda g: g.update(run=Run(settings={"max_length": "9"})), "max_length was not told and is 9"),
+        (lambda g: g.update(targets={"two": distance(2)}), "the targets are now with two: .*"),
+        (lambda g: g.update(name="other"), "the model's name was not told and is other"),
+        (lambda g: g["model"].double(), "dtype was torch.float32 and is torch.float64"),
         (
-            lambda g: g.update(documents=[Document(name=d.name, digest="x", tokens=1) for d in g["documents"]]),
-            "another documents",
+            _other_documents(lambda d: [replace(d[0], digest="x"), *d[1:]]),
+            "of the documents d0 is not as it was",
+        ),
+        (
+            _other_documents(lambda d: [replace(d[0], name="e"), replace(d[1], name="f"), *d[2:]]),
+            "of the documents d0, d1 are gone; of the documents e, f are new",
         ),
     ],
 )
@@ -194,23 +208,131 @@ def test_the_journal_of_another_run_is_refused(plan_seed, journal, change, told)
     change(given)
     given["run"] = replace(given.get("run", Run()), journal=journal)
     before = {p.name: p.read_bytes() for p in journal.iterdir()}
-    with pytest.raises(
-        MultiheadError, match=rf"got: a run with {told} \(then .*, now .*\n  fix: run it as it was begun"
-    ):
+    says = rf"got: another run: {told}\n  fix: run it as it was begun, or begin anew: leave --resume out, or delete"
+    with pytest.raises(MultiheadError, match=says):
         observe(given.pop("model"), given.pop("batches"), **given)
     assert {p.name: p.read_bytes() for p in journal.iterdir()} == before
 
 
-def test_a_damaged_header_is_refused(plan_seed, journal):
-    (journal / "run.json").write_text("{")
-    with pytest.raises(MultiheadError, match=r"another header \(then damaged"):
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"{", "Expecting property name"),
+        (b"", "Expecting value"),
+        (b"\xff", "can't decode byte 0xff"),
+        (b"[1]", "it holds a list"),
+        (b"{}", "it does not tell the model"),
+        (b"[" * 100_000, "recursion"),
+    ],
+)
+def test_a_damaged_header_is_said_to_be_damaged(plan_seed, journal, content, told):
+    (journal / "run.json").write_bytes(content)
+    with pytest.raises(
+        MultiheadError, match=rf"got: a damaged run.json: .*{told}.*\n  fix: begin anew: leave --resume"
+    ):
         run(journal, plan_seed)
+
+
+def test_a_header_whose_facts_are_no_texts_is_damaged(plan_seed, journal):
+    kept = json.loads((journal / "run.json").read_text())
+    (journal / "run.json").write_text(json.dumps(kept | {"rows": 5}))
+    with pytest.raises(MultiheadError, match=r"got: a damaged run\.json: its rows is no text"):
+        run(journal, plan_seed)
+
+
+def test_other_versions_and_lengths_are_told_each(tmp_path):
+    kept = {"model": "m", "weights": "w", "batches": "b", "documents": "[]", "version of multihead": "1"}
+    (tmp_path / "run.json").write_text(json.dumps(kept | {"max_length": "9"}))
+    now = kept | {"max_length": "8", "batches": "c", "version of multihead": "2"}
+    with pytest.raises(MultiheadError, match=r"run: version of multihead was 1 and is 2; max_length was 9 and is 8\n"):
+        check_same(tmp_path / "run.json", now)
+    check_same(tmp_path / "run.json", kept | {"max_length": "9"})
+
+
+def test_one_run_at_a_time_keeps_a_journal(plan_seed, plain, journal):
+    before = {p.name: p.read_bytes() for p in journal.iterdir()}
+    with held(journal):
+        for meddle in (lambda: run(journal, plan_seed), lambda: discard_journal(journal)):
+            with pytest.raises(MultiheadError, match=rf"got: one that goes on there now, process {os.getpid()}\n"):
+                meddle()
+        assert {p.name: p.read_bytes() for p in journal.iterdir() if p.name != LOCK} == before
+    assert run(journal, plan_seed) == plain
+
+
+def test_a_lock_left_by_a_killed_process_locks_nothing(plan_seed, plain, journal):
+    (journal / LOCK).write_text("1")
+    assert run(journal, plan_seed) == plain
+    assert not (journal / LOCK).exists()
+    (journal / LOCK).write_text("1")
+    discard_journal(journal)
+    assert not journal.exists()
+
+
+def test_the_system_frees_the_lock_of_a_process_that_is_killed(tmp_path):
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            with held(tmp_path / "deep" / "run"):
+                os.write(writer, b"x")
+                signal.pause()
+        finally:
+            os._exit(1)
+    os.read(reader, 1)
+    with pytest.raises(MultiheadError, match=f"process {child}\n"), held(tmp_path / "deep" / "run"):
+        pass
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with held(tmp_path / "deep" / "run"):
+        pass
+    assert list((tmp_path / "deep").iterdir()) == []
+
+
+def test_folders_made_for_a_lock_go_with_it_if_they_stay_empty(tmp_path):
+    with held(tmp_path / "a" / "b"):
+        assert (tmp_path / "a" / "b" / LOCK).exists()
+    assert not (tmp_path / "a").exists()
+    with held(tmp_path / "a" / "b"):
+        (tmp_path / "a" / "mine").write_text("kept")
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["mine"]
+    with held(tmp_path / "a"):
+        (tmp_path / "a" / "mine").unlink()
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "a").mkdir()
+    with held(tmp_path / "a"):
+        pass
+    assert (tmp_path / "a").exists()
+
+
+def test_a_lock_taken_away_while_it_was_opened_is_tried_again(tmp_path, monkeypatch):
+    real, taken = lock._take, []
+
+    def take(handle):
+        taken.append(handle)
+        if len(taken) == 1:  # the run before ends now
+            (tmp_path / LOCK).unlink()
+        real(handle)
+
+    monkeypatch.setattr(lock, "_take", take)
+    with held(tmp_path):
+        assert len(taken) == 2
+        with pytest.raises(MultiheadError, match="goes on there now"), held(tmp_path):
+            pass
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    def take(_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock, "_take", take)
+    with pytest.raises(MultiheadError, match="knows no locks: choose a folder on another one"), held(tmp_path):
+        pass
 
 
 def test_a_folder_that_cannot_be_written_is_named(plan_seed, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(
-        MultiheadError, match=r"to keep the journal of a run in .*\n.*\n.*choose a folder you may write to"
+        MultiheadError, match=r"to keep the journal of a run in .*\n.*\n.*choose a folder: a file is there"
     ):
         run(tmp_path / "file" / "journal", plan_seed)
 
@@ -226,7 +348,7 @@ def test_a_disk_that_is_full_is_named(plan_seed, plain, tmp_path, monkeypatch):
         real(handle)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(MultiheadError, match="got: No space left on device"):
+    with pytest.raises(MultiheadError, match=r"got: No space left on device\n  fix: make room on that disk"):
         run(tmp_path, plan_seed)
     monkeypatch.undo()
     assert run(tmp_path, plan_seed) == plain

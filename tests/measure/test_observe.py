@@ -240,7 +240,6 @@ def test_a_changed_projection_is_seen(bert):
 @pytest.mark.parametrize(
     ("plan", "given", "told"),
     [
-        ((), (), "0 batches, 0 documents"),
         (((0,),), ("a", "b"), "1 batches, 2 documents, no row of document 1"),
         (((0, 1),), ("a",), "1 batches, 1 documents, rows of document 1"),
     ],
@@ -251,7 +250,7 @@ def test_batches_that_do_not_fit_the_documents_are_refused(bert, plan, given, to
 
 
 def test_rows_without_a_document_are_refused(bert):
-    plan = [Batch(inputs={"input_ids": ids(3, 7)}, document=(0, 0))]
+    plan = [Batch(inputs={"inputs_embeds": torch.randn(3, 7, 32)}, document=(0, 0))]
     with pytest.raises(MultiheadError, match=r"2 documents for 3 rows in encoder\.layer\.0\.attention\.self"):
         observe(bert, plan, documents=documents("a"))
 

@@ -108,6 +108,20 @@ def test_statistics_of_a_model_that_was_not_run_are_refused():
         w.statistics()
 
 
+def test_a_pass_that_raised_before_any_attention_is_told():
+    model = FAMILIES["bert"].build()
+    with watch(model) as w:
+        with pytest.raises(IndexError):
+            model(input_ids=torch.tensor([[10**6]]))
+        with pytest.raises(
+            MultiheadError,
+            match=r"got: 1 pass that raised an exception, and no other\n  fix: run the model inside the block",
+        ):
+            w.statistics()
+        model(input_ids=torch.tensor([[5, 6, 7]]))
+    assert [d.name for d in w.statistics().documents] == ["pass 0, row 0"]
+
+
 def generated(model, inputs, new=6, **extra):
     """The record of watching `generate`, and the tokens that were read."""
     model.generation_config.eos_token_id = None
@@ -232,7 +246,7 @@ def test_a_pass_that_fails_is_left_out():
         handle = broken.register_forward_pre_hook(lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             model(input_ids=ids(1, 7))
-        with pytest.raises(MultiheadError, match="passes that raised an exception"):
+        with pytest.raises(MultiheadError, match="1 pass that raised an exception"):
             watched.statistics()
         handle.remove()
         model(input_ids=given)

@@ -103,7 +103,7 @@ def test_damaged_records_are_refused_with_the_reason(rng, tmp_path, fault, messa
 
 def test_unwritable_folder_is_named_and_nothing_is_left(rng, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(RecordError, match="choose a folder you may write to"):
+    with pytest.raises(RecordError, match="choose a folder: a file is there"):
         save_checkup(checkup(rng), tmp_path / "file" / "out")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 

@@ -156,7 +156,7 @@ def test_a_journal_of_another_checkup_is_refused_and_kept(tmp_path):
     mh.checkup(model, LetterTokenizer(), TEXTS, **asked, on_progress=stopping(1))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert len(before) == 2  # the header and one chunk
-    for other, says in (({"max_length": 8}, "batches"), ({"rows": 64}, "rows")):
+    for other, says in (({"max_length": 8}, "max_length was 64 and is 8"), ({"rows": 64}, "rows was all")):
         with pytest.raises(mh.MultiheadError, match=rf"go on with the run(.|\n)*{says}(.|\n)*begin anew"):
             mh.checkup(model, LetterTokenizer(), TEXTS, **asked, **other)
     with pytest.raises(mh.MultiheadError, match="weights"):
@@ -187,7 +187,11 @@ def test_pictures_are_read_and_told(tmp_path):
     assert record.reads == "images"
     assert record.repeats is None
     assert [(d.name, d.tokens) for d in record.texts.documents] == [("a", 17), ("b", 17)]
-    assert [(p.done, p.total, p.doing) for p in told] == [(17, 34, "a"), (34, 34, "b")]
+    assert [(p.done, p.total, p.doing, p.unit) for p in told] == [
+        (17, 34, "a", "patches"),
+        (34, 34, "b", "patches"),
+    ]
+    assert "2 pictures, 34 patches" in repr(report)
     assert {"same_row", "same_column", "neighbour", "token_class"} <= {q.name for q in record.texts.quantities}
     assert record.texts.quantity("token_class").labels == ("special", "register", "patch")
     assert "rows" in record.settings
@@ -205,7 +209,10 @@ def test_windows_are_said_in_a_note():
 
 
 def test_sounds_are_read_and_told(tmp_path):
-    report = mh.checkup(hearer(), Pieces(), [noise(2.5, "a"), noise(0.5, "b")])
+    units = []
+    material = [noise(2.5, "a"), noise(0.5, "b")]
+    report = mh.checkup(hearer(), Pieces(), material, on_progress=lambda p: units.append(p.unit))
+    assert set(units) == {"moments"}
     assert report.record.reads == "audio"
     assert {h.stack for h in report.statistics.heads} == {"encoder", "decoder", "cross"}
     assert [d.name for d in report.statistics.documents] == ["a", "b"]
@@ -269,8 +276,6 @@ def test_open_shows_the_page(monkeypatch):
 def test_what_cannot_be_checked_is_refused_before_anything_runs():
     with pytest.raises(mh.MultiheadError, match="tokenizer=None"):
         mh.checkup(bert(), None, TEXTS)
-    with pytest.raises(mh.MultiheadError, match="wrap it in a list"):
-        mh.checkup(bert(), LetterTokenizer(), "one string")
     with pytest.raises(mh.MultiheadError, match="at least one text"):
         mh.checkup(bert(), LetterTokenizer(), [])
     with pytest.raises(mh.MultiheadError, match=r"got: repeats=-1"):
@@ -310,6 +315,25 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
 def test_models_that_read_no_text_are_told_how_to_be_watched(family):
     with pytest.raises(mh.MultiheadError, match=r"a model that reads text alone\n  got: .*\n  fix: .*mh\.watch"):
         mh.checkup(FAMILIES[family].build(), LetterTokenizer(), TEXTS)
+
+
+def test_a_vocabulary_too_small_for_repeats_is_told():
+    class Three(LetterTokenizer):
+        def get_vocab(self):
+            return {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "a": 3, "b": 4, "c": 5}
+
+        def __len__(self):
+            return 6
+
+    report = mh.checkup(bert(layers=1), Three(), ["abcabcab"])
+    assert report.repeats is None
+    told = "no repeated random tokens were run: the vocabulary has 3 ordinary tokens, and blocks are 4 different tokens"
+    assert any(note.text.startswith(told) for note in report.statistics.notes)
+    report = mh.checkup(bert(layers=1), LetterTokenizer(), ["abcabcab"], max_length=16)
+    told = "no repeated random tokens were run: chunks of 16 tokens have room for 4 blocks of 3"
+    assert any(note.text.startswith(told) for note in report.statistics.notes)
+    report = mh.checkup(bert(layers=1), LetterTokenizer(), ["abcabcab"], max_length=16, repeats=0)
+    assert not any("repeated" in note.text for note in report.statistics.notes)
 
 
 def test_texts_may_carry_names():

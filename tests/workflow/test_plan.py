@@ -25,8 +25,6 @@ def test_what_is_no_material_is_refused():
         error = refused(model, tokenizer, mixed)
         assert error.arrived == f"a list of {names}"
         assert "of one kind at a time" in error.remedy
-    error = refused(model, tokenizer, "one string")
-    assert (error.arrived, error.remedy) == ("one string of 10 characters", "wrap it in a list: [text]")
     error = refused(model, tokenizer, [])
     assert (error.arrived, error.remedy) == ("none", "pass some, or leave them out for the default texts")
     assert refused(model, None, TEXTS).arrived == "tokenizer=None"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 from rich.console import Console
 
-from multihead.cli.output import tell_error, tell_json
+from multihead.cli.output import asks_json, memory_error, tell_error, tell_json
 from multihead.error import MultiheadError
 
 BAD_INPUT = 2
@@ -71,23 +71,25 @@ def run(arguments: Sequence[str]) -> int:
         The exit code: 0, 2 or 130.
     """
     errors = Console(stderr=True, soft_wrap=True)
-    as_json = "--json" in arguments
+    as_json = any(asks_json(argument) for argument in arguments)
+    # Usage errors are drawn as a box, and a script wants one document alone.
+    usage = Console(quiet=True) if as_json else errors
     try:
-        code = app(list(arguments), exit_on_error=False, result_action="return_value", error_console=errors)
-    except CycloptsError as problem:
-        if as_json:
-            tell_error(problem, errors, as_json=True)
-        return BAD_INPUT  # cyclopts has told people what is wrong
+        code = app(list(arguments), exit_on_error=False, result_action="return_value", error_console=usage)
     except BrokenPipeError:
         # Whoever read the output has seen enough (`| head`): what was measured is written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (MultiheadError, OSError) as problem:
-        tell_error(problem, errors, as_json=as_json)
-        return BAD_INPUT
     except KeyboardInterrupt:
         errors.print("interrupted before anything was measured", markup=False)
         if as_json:
             tell_json({"complete": False})
         return INTERRUPTED
+    except (CycloptsError, MultiheadError, OSError, MemoryError, RuntimeError) as problem:
+        if isinstance(problem, RuntimeError) and memory_error(problem) is None:
+            raise
+        # Of usage errors cyclopts has told people.
+        if as_json or not isinstance(problem, CycloptsError):
+            tell_error(problem, errors, as_json=as_json)
+        return BAD_INPUT
     return code if isinstance(code, int) else 0

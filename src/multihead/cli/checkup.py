@@ -1,7 +1,6 @@
 """`multihead checkup MODEL`: from a name and texts to a page."""
 
 import re
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,22 +8,25 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter, Token
 from rich.console import Console
+from rich.markup import escape
 
 from multihead.cli.facts import of_checkup
 from multihead.cli.notes import lines_of
-from multihead.cli.output import Json, tell_json
-from multihead.cli.progress import TokenProgress
+from multihead.cli.output import Folder, Json, Paths, check_out, tell_json
+from multihead.cli.progress import PlaceProgress
 from multihead.corpus import read_images, read_sounds, read_texts
-from multihead.error import MultiheadError
-from multihead.measure import discard_journal
+from multihead.corpus.files import shown_name
+from multihead.corpus.reading import Reading
+from multihead.error import MultiheadError, remedy_of
+from multihead.measure import discard_journal, has_journal, held
 from multihead.record import HeadStatistics
-from multihead.workflow import Material, Report, open_model
+from multihead.workflow import UNITS, Material, Report, open_model
 from multihead.workflow import checkup as run_checkup
 
 INTERRUPTED = 130
 JOURNAL = "unfinished"
 """Folder within the output that keeps what was measured until the records are written."""
-Paths = Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)]
+WRITTEN = ("index.html", "record.json", "record.safetensors", "heads.parquet")
 # What a reader looks for first: title, statistic, and whether it is read from the repeats.
 _STRONGEST = (
     ("looks at the token before", "previous", False),
@@ -34,6 +36,7 @@ _STRONGEST = (
     ("finds the same token", "same_token", True),
     ("spreads wide", "entropy_share", False),
 )
+_SHOWN, _MUCH = 6, 2_000_000
 # Below this share a ranking is one of noise.
 _WORTH_TELLING = 0.3
 
@@ -56,7 +59,7 @@ def checkup(  # noqa: PLR0913 - options of a command, each with its own line of 
     max_length: Annotated[int | None, Parameter(converter=_whole)] = None,
     rows: Annotated[int | None, Parameter(converter=_whole)] = None,
     repeats: Annotated[int, Parameter(converter=_whole)] = 8,
-    out: Path = Path("checkup"),
+    out: Folder = Path("checkup"),
     resume: Annotated[bool, Parameter(negative="")] = False,
     lang: Literal["en", "zh"] = "en",
     device: str = "cpu",
@@ -78,12 +81,12 @@ def checkup(  # noqa: PLR0913 - options of a command, each with its own line of 
         Tokens a chunk of text, special tokens included; default 512 or the model's limit. Models without a table of
         positions go beyond the length they state.
     rows
-        Measure so many query rows of every longer chunk, drawn evenly, and give every number an interval; all rows if
-        not given: every number is exact then.
+        Measure so many query rows (64 or more) of every longer chunk, drawn evenly, and give every number an interval;
+        all rows if not given: every number is exact then.
     repeats
-        Runs of random tokens repeated four times, which show induction heads; 0 for none.
+        Runs of random tokens repeated four times, which show induction heads: up to 1000, 0 for none.
     out
-        Folder for the page and the records.
+        Folder for the page and the records; one run at a time writes there.
     resume
         Go on with the run that was ended by force (kill -9, a power cut) in the same folder with the same options; the
         record is the same bit for bit.
@@ -95,36 +98,65 @@ def checkup(  # noqa: PLR0913 - options of a command, each with its own line of 
         Print one JSON document.
     """
     console = Console(stderr=True, soft_wrap=True)
-    _check_folder(out)
-    material = _read({"text": text, "images": images, "audio": audio})
+    check_out(out, files=WRITTEN)
     start = time.monotonic()
-    with console.status(f"loading {model}"):
-        opened = open_model(model, device=device)
-    journal = out / JOURNAL
-    if journal.exists() and not resume:
-        console.print(f"note: an unfinished run in {out} is begun anew; --resume would go on with it", markup=False)
-        discard_journal(journal)
-    with TokenProgress(console) as progress:
-        report = run_checkup(
-            opened,
-            material=material,
-            max_length=max_length,
-            rows=rows,
-            repeats=repeats,
-            journal=journal,
-            on_progress=lambda p: progress.update(p.done, p.total, p.doing),
-        )
-    if not report.statistics.documents:
-        return _none_finished(journal, console, as_json=as_json)
-    page = report.save(out, lang=lang)
-    if report.record.complete:
-        discard_journal(journal)
+    with held(out / JOURNAL):
+        material = _read({"text": text, "images": images, "audio": audio}, console)
+        with console.status(f"loading {escape(model)}"):
+            opened = open_model(model, device=device)
+        _begin(out, console, resume=resume)
+        _say_size(material, console)
+        with PlaceProgress(console) as progress:
+            report = run_checkup(
+                opened,
+                material=material,
+                max_length=max_length,
+                rows=rows,
+                repeats=repeats,
+                journal=out / JOURNAL,
+                on_progress=progress.update,
+            )
+        if not report.statistics.documents:
+            return _none_finished(out / JOURNAL, console, as_json=as_json)
+        page = _save(report, out, lang=lang)
     seconds = time.monotonic() - start
     if as_json:
         tell_json(of_checkup(report, page=page, seconds=seconds))
     else:
         _tell(report, page, seconds)
     return 0 if report.record.complete else INTERRUPTED
+
+
+def _begin(out: Path, console: Console, *, resume: bool) -> None:
+    """Go on with what is there, or clear it away."""
+    if has_journal(out / JOURNAL) and not resume:
+        console.print(f"note: an unfinished run in {out} is begun anew; --resume would go on with it", markup=False)
+    if not resume:
+        discard_journal(out / JOURNAL)
+
+
+def _say_size(material: Material | None, console: Console) -> None:
+    """A sign of life: much text takes a while to be cut into tokens, before anything is measured."""
+    size = sum(len(text.content) for text in material.texts) if isinstance(material, Reading) else 0
+    if size >= _MUCH:
+        console.print(f"cutting {size:,} characters into tokens", markup=False, highlight=False)
+
+
+def _save(report: Report, out: Path, *, lang: str) -> Path:
+    """Write the page and the records; what was measured is kept until they are written."""
+    try:
+        page = report.save(out, lang=lang)
+    except (MultiheadError, OSError) as problem:
+        known = isinstance(problem, MultiheadError)
+        raise MultiheadError(
+            asked=problem.asked if known else f"to write the page and the records to {out}",
+            arrived=problem.arrived if known else str(problem),
+            remedy=f"{problem.remedy if known else remedy_of(problem)}; nothing that was measured is lost: then run "
+            "the same command with --resume",
+        ) from problem
+    if report.record.complete:
+        discard_journal(out / JOURNAL)
+    return page
 
 
 def _none_finished(journal: Path, console: Console, *, as_json: bool) -> int:
@@ -138,7 +170,7 @@ def _none_finished(journal: Path, console: Console, *, as_json: bool) -> int:
     return INTERRUPTED
 
 
-def _read(named: Mapping[str, list[Path] | None]) -> Material | None:
+def _read(named: Mapping[str, list[Path] | None], console: Console) -> Material | None:
     given = {name: paths for name, paths in named.items() if paths is not None}
     if len(given) > 1:
         raise MultiheadError(
@@ -153,22 +185,13 @@ def _read(named: Mapping[str, list[Path] | None]) -> Material | None:
                 arrived="nothing",
                 remedy=f"name some, or leave --{name} out",
             )
-        return {"text": read_texts, "images": read_images, "audio": read_sounds}[name](paths)
+        found = {"text": read_texts, "images": read_images, "audio": read_sounds}[name](paths)
+        for skipped in found.skipped[:_SHOWN]:
+            console.print(f"note: left out {shown_name(str(skipped.path))}: {skipped.reason}", markup=False)
+        if len(found.skipped) > _SHOWN:
+            console.print(f"note: and {len(found.skipped) - _SHOWN} more were left out", markup=False)
+        return found
     return None
-
-
-def _check_folder(out: Path) -> None:
-    """Fail before the long work, not after it: the nearest folder that exists must take a file."""
-    nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-    try:
-        with tempfile.NamedTemporaryFile(dir=nearest):
-            pass
-    except OSError as problem:
-        raise MultiheadError(
-            asked=f"a folder to write the page and records to: {out}",
-            arrived=str(problem),
-            remedy="choose a folder you may write to with --out",
-        ) from problem
 
 
 def _tell(report: Report, page: Path, seconds: float) -> None:
@@ -178,9 +201,11 @@ def _tell(report: Report, page: Path, seconds: float) -> None:
     random_tokens = sum(d.tokens for d in report.repeats.documents) if report.repeats else 0
     if not record.complete:
         console.print("interrupted: what follows is what was measured until then; --resume goes on", markup=False)
+    things, unit = UNITS[record.reads]
+    repeated = f"repeated random tokens: {random_tokens:,}; " if record.reads == "text" else ""
     console.print(
-        f"{record.model.name}: {len(texts)} heads; texts: {len(texts.documents)}, {tokens:,} tokens; "
-        f"repeated random tokens: {random_tokens:,}; {seconds:.1f} s",
+        f"{record.model.name}: {len(texts)} heads; {things}: {len(texts.documents)}, {tokens:,} {unit}; "
+        f"{repeated}{seconds:.1f} s",
         markup=False,
     )
     for words, name, on_repeats in _STRONGEST:

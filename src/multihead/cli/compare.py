@@ -1,5 +1,6 @@
 """`multihead compare A B`: two checkups held against each other."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from multihead.cli.facts import of_comparison
-from multihead.cli.output import Json, tell_json
+from multihead.cli.output import Folder, Json, check_out, tell_json
 from multihead.error import MultiheadError
 from multihead.measure.role import Comparison
 from multihead.workflow import Compared, load_checkup
@@ -20,11 +21,11 @@ _SHOWN = 20
 
 
 def compare(
-    before: Path,
-    after: Path,
+    before: Folder,
+    after: Folder,
     /,
     *,
-    out: Path = Path("comparison"),
+    out: Folder = Path("comparison"),
     lang: Literal["en", "zh"] = "en",
     fail_on_flips: Annotated[bool, Parameter(negative="")] = False,
     as_json: Json = False,
@@ -46,12 +47,13 @@ def compare(
     as_json
         Print one JSON document.
     """
-    if out.resolve() in (before.resolve(), after.resolve()):
+    if os.path.realpath(out) in (os.path.realpath(before), os.path.realpath(after)):
         raise MultiheadError(
             asked="a folder of its own for the page of the comparison",
             arrived=f"--out {out}, which holds one of the checkups",
             remedy="choose another folder with --out: the page of the checkup would be lost",
         )
+    check_out(out, files=["index.html"])
     compared = compare_reports(load_checkup(before), load_checkup(after))
     page = compared.save(out, lang=lang)
     if as_json:

@@ -1,6 +1,7 @@
 """`multihead locate MODEL`: which layers can be seen."""
 
 from rich.console import Console
+from rich.markup import escape
 
 from multihead.cli.output import Json, tell_json
 from multihead.hooks import locate as find_layers
@@ -17,7 +18,7 @@ def locate(model: str, /, *, as_json: Json = False) -> int:
     as_json
         Print one JSON document.
     """
-    with Console(stderr=True).status(f"loading {model}"):
+    with Console(stderr=True).status(f"loading {escape(model)}"):
         opened = open_model(model)
     found = find_layers(opened.model)
     if as_json:

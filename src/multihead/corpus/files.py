@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar, overload
 
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, remedy_of
 
 T = TypeVar("T")
 
@@ -113,9 +113,7 @@ def bytes_of(file: Path, *, kind: str) -> bytes:
     try:
         return file.read_bytes()
     except OSError as fault:
-        raise MultiheadError(
-            asked=f"{kind} in {file}", arrived=str(fault.strerror), remedy="give yourself the right to read the file"
-        ) from fault
+        raise MultiheadError(asked=f"{kind} in {file}", arrived=str(fault.strerror), remedy=remedy_of(fault)) from fault
 
 
 def shown_name(name: str) -> str:
@@ -146,7 +144,7 @@ def _check_kind(path: Path, kind: str) -> None:
     if not path.exists():
         raise MultiheadError(
             asked=f"{kind} from {path}",
-            arrived="nothing of that name exists",
+            arrived="a link that leads nowhere, or in a circle" if path.is_symlink() else "nothing of that name exists",
             remedy="check the path for a typing error",
         )
     if not (path.is_dir() or path.is_file()):

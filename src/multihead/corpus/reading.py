@@ -5,7 +5,7 @@ from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import overload
+from typing import cast, overload
 
 from multihead.corpus.files import Skipped, bytes_of, find_files
 from multihead.corpus.text import Text
@@ -116,8 +116,7 @@ def _text_of(line: str, place: str) -> str:
         raise _not_a_row(place, f"no JSON ({fault})") from fault
     text = row.get("text") if isinstance(row, dict) else None
     if not isinstance(text, str):
-        keys = f"an object with {', '.join(map(repr, row)) or 'no field'}" if isinstance(row, dict) else repr(row)[:60]
-        raise _not_a_row(place, keys)
+        raise _not_a_row(place, _described(row))
     if not text.strip():
         raise _not_a_row(place, "a text without a visible character")
     try:
@@ -125,6 +124,16 @@ def _text_of(line: str, place: str) -> str:
     except UnicodeEncodeError as fault:
         raise _not_a_row(place, f"half a surrogate pair at character {fault.start}") from fault
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _described(row: object) -> str:
+    """What a row is that has no string "text"."""
+    if not isinstance(row, dict):
+        return repr(row)[:60]
+    fields = cast(dict[str, object], row)
+    if "text" in fields:
+        return f'a "text" that is {json.dumps(fields["text"])[:60]}, not a string'
+    return f"an object with {', '.join(map(repr, fields)) or 'no field'}"
 
 
 def _not_a_row(place: str, arrived: str) -> MultiheadError:

@@ -1,16 +1,18 @@
 """Gates on head outputs: scale a head, or silence it, before the output projection."""
 
+import numbers
+import sys
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from multihead.error import MultiheadError
 from multihead.hooks.address import CROSS, Numbering
-from multihead.hooks.locate import locate
+from multihead.hooks.locate import check_model, locate
 from multihead.hooks.seam import tapped
 from multihead.hooks.tap import Tap
 from multihead.hooks.trace import Trace
@@ -35,22 +37,69 @@ def gated(model: nn.Module, gates: Mapping[HeadAddress | str, Gate]) -> Generato
         gates: For each head a number, a scalar tensor, or a tensor (batch,) with one gate an example.
 
     Raises:
-        MultiheadError: There is no such stack; or the model ran and has no such layer or head; or a gate has a shape
-            other than () or (batch,).
+        MultiheadError: A gate is no finite number, or one head has two; there is no such stack; or the model ran and
+            has no such layer or head; or a gate has a shape other than () or (batch,).
 
     Example:
         >>> gate = torch.ones((), requires_grad=True)
         >>> with gated(model, {"L3.H7": 0.0, "L5.H1": gate}):
         ...     model(**inputs).logits.sum().backward()  # doctest: +SKIP
     """
-    wanted: dict[tuple[str, int], dict[int, Gate]] = {}
-    for given, gate in gates.items():
-        address = HeadAddress.parse(given) if isinstance(given, str) else given
-        wanted.setdefault((address.stack, address.layer), {})[address.head] = gate
+    wanted = _wanted(model, gates)
     gater = _Gater(model, wanted)
     with gater.trace.followed(), tapped(gater, model):
         yield
         gater.check_used()
+
+
+def _wanted(model: object, gates: object) -> dict[tuple[str, int], dict[int, Gate]]:
+    """The gates by layer and head."""
+    check_model(model)
+    if not isinstance(gates, Mapping):
+        raise MultiheadError(
+            asked="gates by head",
+            arrived=f"{type(gates).__name__} {str(gates)[:60]!r}",
+            remedy='pass a dict of heads and numbers: {"L3.H7": 0.0}',
+        )
+    wanted: dict[tuple[str, int], dict[int, Gate]] = {}
+    for given, gate in cast(Mapping[object, object], gates).items():
+        address = _address(given)
+        heads = wanted.setdefault((address.stack, address.layer), {})
+        if address.head in heads:
+            raise MultiheadError(
+                asked="one gate a head", arrived=f"two for {address}", remedy="multiply them, or leave one out"
+            )
+        heads[address.head] = _number(gate, address)
+    return wanted
+
+
+def _address(given: object) -> HeadAddress:
+    if isinstance(given, HeadAddress):
+        return given
+    if isinstance(given, str):
+        return HeadAddress.parse(given)
+    raise MultiheadError(
+        asked="a head for each gate",
+        arrived=f"{type(given).__name__} {str(given)[:60]!r}",
+        remedy='name it like "L3.H7", or HeadAddress("", 3, 7)',
+    )
+
+
+def _number(gate: object, address: HeadAddress) -> Gate:
+    """A gate that can multiply something; its shape is looked at when the batch is known."""
+    held = gate.detach() if isinstance(gate, Tensor) else gate
+    if isinstance(held, Tensor):
+        good = not held.is_complex() and held.ndim <= 1 and bool(torch.isfinite(held).all())
+    else:
+        good = isinstance(held, numbers.Real) and bool(abs(cast(float, held)) <= sys.float_info.max)
+    if not good:
+        shape = f" of shape {tuple(held.shape)}" if isinstance(held, Tensor) else ""
+        raise MultiheadError(
+            asked=f"a finite number as the gate of {address}, or a tensor of shape () or (batch,) of them",
+            arrived=f"{type(gate).__name__}{shape} {str(held)[:60]!r}",
+            remedy="0.0 silences the head, 1.0 leaves it as it is",
+        )
+    return gate if isinstance(gate, Tensor) else float(cast(float, gate))
 
 
 class _Gater(Tap):

@@ -56,6 +56,21 @@ class Layers(tuple[Located, ...]):
         return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
+def check_model(model: object) -> nn.Module:
+    """The model, if it is one.
+
+    Raises:
+        MultiheadError: It is something else.
+    """
+    if not isinstance(model, nn.Module):
+        raise MultiheadError(
+            asked="a model, a torch.nn.Module",
+            arrived=f"{type(model).__name__} {str(model)[:60]!r}",
+            remedy='pass the model itself; mh.open_model("minilm").model gives one',
+        )
+    return model
+
+
 def locate(model: nn.Module) -> Layers:
     """Which attention layers of a model can be watched, without running it.
 
@@ -72,7 +87,7 @@ def locate(model: nn.Module) -> Layers:
         The layers, in the order of `model.named_modules()`; `print(locate(model))` shows them as a table.
 
     Raises:
-        MultiheadError: There is none; the message names the modules that look like attention.
+        MultiheadError: There is none, or it is no model; the message names the modules that look like attention.
 
     Example:
         >>> [located.site.module for located in locate(model)]  # doctest: +SKIP
@@ -82,6 +97,7 @@ def locate(model: nn.Module) -> Layers:
         L0     12     seen  encoder.layer.0.attention.self
         L1     12     seen  encoder.layer.1.attention.self
     """
+    check_model(model)
     seen, fallback = find_attention(model), innermost(find_fallback(model), find_attention(model))
     if not seen and not fallback:
         raise no_attention(model, "found none")

@@ -1,7 +1,8 @@
 """Measure every attention head of a model: one sweep over tiles of query rows, sums per document."""
 
 from multihead.measure.batch import Batch, Span
-from multihead.measure.journal import discard_journal
+from multihead.measure.journal import discard_journal, has_journal
+from multihead.measure.lock import held
 from multihead.measure.observe import Interrupted, observe
 from multihead.measure.run import Run
 from multihead.measure.scene import Scene, Target, build_scene
@@ -29,6 +30,8 @@ __all__ = [
     "Whole",
     "build_scene",
     "discard_journal",
+    "has_journal",
+    "held",
     "observe",
     "sweep",
     "watch",

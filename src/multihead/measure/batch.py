@@ -1,10 +1,13 @@
 """What the model is fed in one pass, and which document each row belongs to."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from jaxtyping import Int
 from torch import Tensor
+
+from multihead.error import MultiheadError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,9 @@ class Batch:
             class of the whole word a token belongs to, patch or register of a picture). None: by token id alone.
         spans: Stretches whose links are kept.
 
+    Raises:
+        MultiheadError: The inputs are not by name, or the documents are no indices.
+
     Example:
         >>> Batch(inputs={"input_ids": torch.tensor([[5, 6, 7]])}, document=(0,)).document
         (0,)
@@ -56,3 +62,30 @@ class Batch:
     document: tuple[int, ...]
     classes: Mapping[str, Int[Tensor, "batch length"]] | None = None
     spans: tuple[Span, ...] = ()
+
+    def __post_init__(self) -> None:
+        inputs, document = cast(object, self.inputs), cast(object, self.document)
+        if not isinstance(inputs, Mapping):
+            raise MultiheadError(
+                asked="the inputs of a batch by name: model(**inputs)",
+                arrived=f"{type(inputs).__name__} {str(inputs)[:60]!r}",
+                remedy='pass inputs={"input_ids": ids}, or what a tokenizer returned',
+            )
+        if lists := [str(name) for name, value in cast(Mapping[object, object], inputs).items() if _is_plain(value)]:
+            raise MultiheadError(
+                asked="tensors as the inputs of a batch",
+                arrived=f"a list as {lists[0]}",
+                remedy='pass tensors: tokenizer(text, return_tensors="pt"), or torch.tensor([ids])',
+            )
+        rows = cast(Sequence[object], document) if isinstance(document, Sequence) else [None]
+        if not rows or not all(type(row) is int for row in rows):
+            raise MultiheadError(
+                asked="for each row of the batch its document, as an index",
+                arrived=f"document={document!r:.60}",
+                remedy="pass document=(0,) for one row of the first document, (0, 0) for two",
+            )
+        object.__setattr__(self, "document", tuple(rows))
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, list | tuple) and not any(isinstance(one, Tensor) for one in cast(Sequence[object], value))

@@ -5,7 +5,9 @@ import json
 import os
 import platform
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,20 +20,21 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 from torch import Tensor, nn
 
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, remedy_of
 from multihead.hooks import Site
 from multihead.measure.batch import Batch
 from multihead.measure.example import Seen
+from multihead.measure.header import Facts, check_same
+from multihead.measure.lock import LOCK, held
 from multihead.measure.page import Book, Page, Sheet, Sums, Unit
 from multihead.measure.remark import Lost, Remark
 from multihead.record import Document, shrunk
 
 HEADER = "run.json"
 _TEMPORARY = ".writing-"
+_KEPT = (f"{_TEMPORARY}*", "[0-9]*.*.safetensors", HEADER)
 _OF_SEEN = ("places", "weights", "sink", "elsewhere")
 _VERSIONS = ("multihead", "torch", "transformers", "numpy")
-
-Facts = Mapping[str, str]
 
 
 class Journal:
@@ -55,7 +58,7 @@ class Journal:
             for left in folder.glob(f"{_TEMPORARY}*"):
                 left.unlink()
             if (folder / HEADER).exists():
-                _check_same(folder, about)
+                check_same(folder / HEADER, about)
             else:
                 _write(folder / HEADER, json.dumps(dict(about), indent=1).encode() + b"\n")
         except OSError as problem:
@@ -93,25 +96,57 @@ class Journal:
             raise _unwritable(self._folder, problem) from problem
 
 
-def discard_journal(folder: Path) -> None:
+@contextmanager
+def keeping(folder: str | Path | None, about: Facts) -> Generator[Journal | None]:
+    """The journal in a folder, held for this run alone; None where none is wanted.
+
+    Args:
+        folder: Where it is kept.
+        about: What tells the run from others.
+
+    Raises:
+        MultiheadError: Another run goes on there; or see `Journal`.
+    """
+    if folder is None:
+        yield None
+        return
+    with held(Path(folder)):
+        yield Journal(Path(folder), about)
+
+
+def has_journal(folder: Path) -> bool:
+    """Whether a folder, or one within it, keeps a journal that could be gone on with."""
+    return (folder / HEADER).exists() or any(folder.glob(f"*/{HEADER}"))
+
+
+def discard_journal(folder: str | Path) -> None:
     """Delete a journal, once the record it led to is saved; other files in its folder stay.
 
     Args:
         folder: Where it is kept, or the folder around the journals of a checkup; nothing happens where there is none.
+
+    Raises:
+        MultiheadError: A run that goes on keeps it.
     """
+    if not isinstance(folder, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise MultiheadError(
+            asked="the folder of a journal to delete", arrived=repr(folder)[:60], remedy="pass the folder's name"
+        )
+    folder = Path(folder)
     if not folder.is_dir():
         return
-    for header in folder.glob(f"*/{HEADER}"):
-        discard_journal(header.parent)
-    for pattern in (f"{_TEMPORARY}*", "[0-9]*.*.safetensors", HEADER):
-        for path in folder.glob(pattern):
-            path.unlink()
-    if not any(folder.iterdir()):
+    for inner in {path.parent for name in (HEADER, LOCK) for path in folder.glob(f"*/{name}")}:
+        discard_journal(inner)
+    if kept := [path for pattern in _KEPT for path in folder.glob(pattern)]:
+        with held(folder):
+            for path in kept:
+                path.unlink(missing_ok=True)
+    if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 
 
 def describe_run(model: nn.Module, batches: Sequence[Batch], documents: Sequence[Document]) -> dict[str, str]:
-    """All that the numbers of a run depend on besides what is measured, hashed where it is long.
+    """All that the numbers of a run depend on besides what is measured; tensors as their hash.
 
     Args:
         model: The model: its weights, its configuration.
@@ -125,7 +160,8 @@ def describe_run(model: nn.Module, batches: Sequence[Batch], documents: Sequence
         "attention": str(getattr(getattr(model, "config", None), "_attn_implementation", "")),
         "weights": _digest(_weights(model)),
         "batches": _digest(part for batch in batches for part in _inputs(batch)),
-        "documents": _digest([json.dumps([asdict(d) for d in documents]).encode()]),
+        # As they are and not as a hash, so that it can be said which of them was changed.
+        "documents": json.dumps([(d.name, d.digest, d.tokens) for d in documents]),
         "device": str(parameter.device),
         "dtype": str(parameter.dtype),
         "threads": str(torch.get_num_threads()),
@@ -149,7 +185,8 @@ def _weights(model: nn.Module) -> Iterator[bytes]:
 def _inputs(batch: Batch) -> Iterator[bytes]:
     for name, tensor in (*batch.inputs.items(), *(batch.classes or {}).items()):
         yield name.encode()
-        yield from _bytes(tensor)
+        # Switches of the model (`output_attentions=False`) are inputs too.
+        yield from _bytes(tensor) if isinstance(cast(object, tensor), Tensor) else [repr(tensor).encode()]
     yield repr((batch.document, sorted(batch.classes or {}), batch.spans)).encode()
 
 
@@ -173,22 +210,6 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _check_same(folder: Path, about: Facts) -> None:
-    try:
-        kept = json.loads((folder / HEADER).read_text(encoding="utf-8"))
-    except ValueError:
-        kept = None
-    kept = cast(dict[str, str], kept) if isinstance(kept, dict) else {"header": "damaged"}
-    other = [name for name in dict.fromkeys((*kept, *about)) if kept.get(name) != about.get(name)]
-    if other:
-        told = [f"{name} (then {kept.get(name, 'none')}, now {about.get(name, 'none')})" for name in other]
-        raise MultiheadError(
-            asked=f"to go on with the run whose journal is in {folder}",
-            arrived=f"a run with another {', another '.join(told)}",
-            remedy="run it as it was begun, or give an empty folder (or none) to begin anew",
-        )
-
-
 def _name(place: int, content: bytes) -> str:
     return f"{place:06}.{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
 
@@ -201,6 +222,8 @@ def _write(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+    if sys.platform == "win32":  # there no folder can be opened
+        return
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -212,7 +235,7 @@ def _unwritable(folder: Path, problem: OSError) -> MultiheadError:
     return MultiheadError(
         asked=f"to keep the journal of a run in {folder}",
         arrived=problem.strerror or str(problem),
-        remedy="choose a folder you may write to, with enough space",
+        remedy=f"{remedy_of(problem)}; what is kept there is not lost",
     )
 
 

@@ -1,6 +1,6 @@
 """Run a model over batches and measure every head of it."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -9,10 +9,12 @@ from torch import nn
 from multihead.corpus import TokenClasses
 from multihead.error import MultiheadError
 from multihead.hooks import Call, watching
+from multihead.hooks.locate import check_model
 from multihead.measure.batch import Batch
 from multihead.measure.example import Fed
+from multihead.measure.given import given_batches, given_documents, given_run, given_statistics
 from multihead.measure.heap import Heap
-from multihead.measure.journal import Journal
+from multihead.measure.journal import Journal, keeping
 from multihead.measure.recorder import Recorder
 from multihead.measure.run import Run
 from multihead.measure.sample import Sampler
@@ -36,14 +38,14 @@ class Interrupted(KeyboardInterrupt):
 
 def observe(
     model: nn.Module,
-    batches: Sequence[Batch],
+    batches: Batch | Iterable[Batch],
     *,
-    documents: Sequence[Document],
+    documents: Document | Iterable[Document],
     statistics: Sequence[Statistic] = DEFAULT,
     targets: Mapping[str, Target] | None = None,
     classes: TokenClasses | None = None,
     name: str = "",
-    run: Run = Run(),  # noqa: B008 - frozen
+    run: Run | None = None,
 ) -> HeadStatistics:
     """Measure every attention head of a model, in memory that grows with the length and not its square.
 
@@ -57,7 +59,7 @@ def observe(
 
     Args:
         model: A transformers model, or one built on `MultiHeadAttention`.
-        batches: What the model gets, in order.
+        batches: What the model gets, in order; all of them are held in memory.
         documents: What the rows of the batches belong to; each has at least one row.
         statistics: What to measure.
         targets: Patterns by name, on top of the token before ("previous"), two before ("previous2"), after ("next") and
@@ -67,14 +69,15 @@ def observe(
             token of a row. A list holds one pattern for each document.
         classes: Classes of tokens and which are special, from `token_classes`; None leaves them out.
         name: Name of the model in the record.
-        run: Which rows are measured, what is kept on disk meanwhile, and who is told: see `Run`.
+        run: Which rows are measured, what is kept on disk meanwhile, and who is told: see `Run`; None for all rows,
+            nothing and nobody.
 
     Returns:
         The record: one row for each document, one column for each head.
 
     Raises:
         MultiheadError: No batches, or they do not fit the documents; token ids without a class; a name taken twice; too
-            few rows; a journal of another run; or no attention to be seen.
+            few rows; a journal of another run, or one that another run is writing; or no attention to be seen.
         Interrupted: Ctrl-C; `.statistics` holds the documents finished until then.
 
     Example:
@@ -83,17 +86,16 @@ def observe(
         >>> observe(model, [batch], documents=[document])["L0.H0"].entropy  # doctest: +SKIP
         1.27
     """
+    check_model(model)
+    statistics = given_statistics(statistics, targets=targets, classes=classes)
+    run = given_run(run)
+    batches, documents = given_batches(batches), given_documents(documents)
     last = _last_batch(batches, documents)
     _check_targets(targets or {}, documents)
     sampler = None if run.rows is None else Sampler(rows=run.rows, seed=run.seed)
     recorder = Recorder(statistics, targets=targets, classes=classes, sampler=sampler)
     if len(documents) >= FEW:
         recorder.ledger.drop_units()
-    kept = (
-        None
-        if run.journal is None
-        else Journal(run.journal, recorder.describe(model, batches, documents) | {"name": name})
-    )
     finished: list[int] = []
 
     def finish(place: int) -> None:
@@ -107,9 +109,11 @@ def observe(
                 run.on_document(document)
 
     try:
-        done = 0 if kept is None else _replay(kept, recorder, len(batches), finish)
-        if done < len(batches):
-            _run(model, _Plan(batches, documents, start=done), recorder, kept=kept, finish=finish)
+        about = {} if run.journal is None else recorder.describe(model, batches, documents)
+        with keeping(run.journal, {**run.settings, **about, "name": name}) as kept:
+            done = 0 if kept is None else _replay(kept, recorder, len(batches), finish)
+            if done < len(batches):
+                _run(model, _Plan(batches, documents, start=done), recorder, kept=kept, finish=finish)
     except KeyboardInterrupt as stop:
         raise Interrupted(recorder.record(name, documents, sorted(finished), batches)) from stop
     return recorder.record(name, documents, range(len(documents)), batches)
@@ -180,7 +184,7 @@ def _last_batch(batches: Sequence[Batch], documents: Sequence[Document]) -> dict
     last = {index: place for place, batch in enumerate(batches) for index in batch.document}
     lost = sorted(set(range(len(documents))) - last.keys())
     strange = sorted(last.keys() - set(range(len(documents))))
-    if not batches or lost or strange:
+    if lost or strange:
         told = [f"{len(batches)} batches, {len(documents)} documents"]
         told += [f"no row of document {index}" for index in lost[:1]]
         told += [f"rows of document {index}" for index in strange[:1]]

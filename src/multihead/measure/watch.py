@@ -8,6 +8,8 @@ from torch import nn
 from multihead.corpus import TokenClasses
 from multihead.error import MultiheadError
 from multihead.hooks import Call, Site, watching
+from multihead.hooks.locate import check_model
+from multihead.measure.given import given_statistics
 from multihead.measure.reading import Read, absolute, check_begins, goes_on
 from multihead.measure.recorder import Recorder
 from multihead.measure.statistic import DEFAULT, Statistic
@@ -48,6 +50,7 @@ class Watch:
         self._read: dict[Site, Read] = {}
         self._measured = False
         self._failed: set[int] = set()
+        self._raised = 0
 
     def take(self, call: Call) -> None:
         """Measure a call; a layer that was seen before and reads no cache begins another pass.
@@ -72,6 +75,7 @@ class Watch:
 
     def end(self, well: bool) -> None:  # noqa: FBT001 - called by the hooks
         """A pass has ended; one that raised is left out, with the documents it went on with."""
+        self._raised += not well
         if self._measured and not well:
             self._failed.update(self._pass)
             self._read.clear()
@@ -85,10 +89,11 @@ class Watch:
         """
         finished = [index for index in range(len(self._documents)) if index not in self._failed]
         if not finished:
+            raised = f"{self._raised} pass{'es' if self._raised > 1 else ''} that raised an exception, and no other"
             raise MultiheadError(
                 asked="statistics of a watched model",
-                arrived="no pass" if not self._documents else "passes that raised an exception",
-                remedy="run the model inside the block: `with watch(model) as w: model(**inputs)`",
+                arrived=raised if self._raised else "no pass",
+                remedy="run the model inside the block, to its end: `with watch(model) as w: model(**inputs)`",
             )
         return self._recorder.record(self._name, self._documents, finished)
 
@@ -143,6 +148,8 @@ def watch(
         >>> w.statistics()["L3.H7"].entropy  # doctest: +SKIP
         2.31
     """
+    check_model(model)
+    statistics = given_statistics(statistics, targets=targets, classes=classes)
     watched = Watch(Recorder(statistics, targets=targets, classes=classes), name)
     with watching(model, watched.take, on_pass=watched.end):
         yield watched

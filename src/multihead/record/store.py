@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from multihead.error import RecordError
+from multihead.error import RecordError, remedy_of
 from multihead.record.heads import HeadStatistics
 from multihead.record.pack import Tensors, from_parts, to_json, to_tensors
 from multihead.record.run import CheckupRecord, ModelFacts
@@ -152,7 +152,7 @@ def _stage(path: Path, content: bytes) -> Path:
         raise RecordError(
             asked=f"to write {path}",
             arrived=problem.strerror or str(problem),
-            remedy="choose a folder you may write to, with enough space, with --out",
+            remedy=remedy_of(problem),
         ) from problem
     return temporary
 

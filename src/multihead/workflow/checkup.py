@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePath
@@ -16,9 +16,13 @@ from multihead.error import MultiheadError
 from multihead.hooks import locate
 from multihead.interop import check_weights
 from multihead.measure import Interrupted, Run, observe
+from multihead.measure.given import given_whole
+from multihead.measure.sample import LEAST_ROWS
 from multihead.record import CheckupRecord, HeadStatistics, ModelFacts
-from multihead.workflow.opening import OpenedModel
-from multihead.workflow.plan import Course, Material, Plan, make_plan
+from multihead.workflow.folder import needed_folder
+from multihead.workflow.given import Readable, check_callable, given_material, given_model
+from multihead.workflow.opening import OpenedModel, called
+from multihead.workflow.plan import UNITS, Course, Material, Plan, make_plan
 from multihead.workflow.report import Report
 
 MOST_REPEATS = 1000
@@ -33,17 +37,19 @@ class Progress:
         done: Tokens (patches, moments) measured so far.
         total: Tokens to measure in all.
         doing: What was measured last, e.g. the name of a text.
+        unit: What `done` and `total` count: `"tokens"`, `"patches"` or `"moments"`.
     """
 
     done: int
     total: int
     doing: str
+    unit: str = "tokens"
 
 
 def checkup(
-    model: nn.Module | OpenedModel,
+    model: nn.Module | OpenedModel | str | Path,
     tokenizer: Tokenizer | None = None,
-    material: Material | None = None,
+    material: Material | Readable | Iterable[Readable] | None = None,
     *,
     max_length: int | None = None,
     rows: int | None = None,
@@ -58,16 +64,18 @@ def checkup(
 
     Args:
         model: A transformers model, one built on `MultiHeadAttention`, or any whose attention `locate` finds; or what
-            `open_model` returned, which brings its name, tokenizer and settings.
+            `open_model` returned, which brings its name, tokenizer and settings; or a name or folder for `open_model`.
         tokenizer: Its tokenizer: `tokenizer(text, add_special_tokens=...)["input_ids"]`; None for models of pictures.
-        material: Texts (strings or `Text`), pictures (`read_images`) or recordings (`read_sounds`); None for the
-            default texts that ship with the library.
+        material: Texts (strings or `Text`), pictures (`read_images`) or recordings (`read_sounds`): a sequence, any
+            other iterable, or one by itself. A `pathlib.Path` is read from the disk. None for the default texts that
+            ship with the library.
         max_length: Tokens a chunk of text, special tokens included; 512 or the model's limit where not given.
         rows: Query rows to measure of every longer chunk, drawn evenly; every number then has an interval
             (`statistics.sampling_interval`). None measures all of them.
         repeats: Runs of random tokens repeated four times, which show induction heads; 0 for none. Text only.
         journal: Folder that keeps what was measured, chunk by chunk: after a crash the same call goes on where it
-            ended, and its record is the same bit for bit. It is deleted by `discard_journal`.
+            ended, and its record is the same bit for bit. One run at a time may use it. It is deleted by
+            `discard_journal`.
         on_progress: Called after every chunk.
 
     Returns:
@@ -80,21 +88,17 @@ def checkup(
     Example:
         >>> report = mh.checkup(model, tokenizer, ["A text to read."])  # doctest: +SKIP
     """
-    opened = model if isinstance(model, OpenedModel) else OpenedModel(model=model, tokenizer=tokenizer, name="")
+    opened = given_model(model, tokenizer)
     opened = replace(opened, tokenizer=tokenizer or opened.tokenizer, name=opened.name or _name_of(opened.model))
-    if not 0 <= repeats <= MOST_REPEATS:
-        raise MultiheadError(
-            asked="how many runs of repeated random tokens to measure",
-            arrived=f"repeats={repeats}",
-            remedy=f"pass 0 to {MOST_REPEATS}; 8 tell what there is to tell",
-        )
+    max_length = given_whole("max_length", max_length, remedy="pass the tokens of a chunk of text, or leave it out")
+    rows, repeats = _checked_rows(rows), _checked_repeats(repeats)
+    check_callable("on_progress", on_progress)
+    folder = None if journal is None else needed_folder("a folder as the journal, or None", journal)
     locate(opened.model)  # raises where there is no attention to be seen
     check_weights(opened.model)
-    plan = make_plan(opened, material, max_length=max_length, repeats=repeats)
+    plan = make_plan(opened, given_material(material, opened.reads), max_length=max_length, repeats=repeats)
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    checking = _Checking(
-        plan, name=opened.name, rows=rows, journal=None if journal is None else Path(journal), report=on_progress
-    )
+    checking = _Checking(plan, name=opened.name, rows=rows, journal=folder, report=on_progress)
     parts = checking.measure()
     return Report(
         CheckupRecord(
@@ -108,6 +112,29 @@ def checkup(
             reads=plan.reads,
         )
     )
+
+
+def _checked_rows(rows: object) -> int | None:
+    """All rows, or so many that groups of them tell how far off an estimate may be."""
+    remedy = f"pass rows={LEAST_ROWS} or more, or leave it out (None) for all of them"
+    whole = given_whole("rows", rows, remedy=remedy)
+    if whole is not None and whole < LEAST_ROWS:
+        raise MultiheadError(
+            asked=f"to measure {LEAST_ROWS} or more query rows of every longer chunk",
+            arrived=f"rows={whole}",
+            remedy=remedy,
+        )
+    return whole
+
+
+def _checked_repeats(repeats: object) -> int:
+    remedy = f"pass 0 to {MOST_REPEATS}; 8 tell what there is to tell"
+    whole = given_whole("repeats", repeats, remedy=remedy)
+    if whole is None or not 0 <= whole <= MOST_REPEATS:
+        raise MultiheadError(
+            asked="how many runs of repeated random tokens to measure", arrived=f"repeats={repeats}", remedy=remedy
+        )
+    return whole
 
 
 class _Checking:
@@ -140,9 +167,11 @@ class _Checking:
             self.done += course.lengths[batch]
             if self.report is not None:
                 document = course.documents[course.batches[batch].document[0]]
-                self.report(Progress(done=self.done, total=self.total, doing=document.name))
+                unit = UNITS[self.plan.reads][1]
+                self.report(Progress(done=self.done, total=self.total, doing=document.name, unit=unit))
 
-        run = Run(rows=self.rows, journal=None if self.journal is None else self.journal / course.name, on_batch=tell)
+        journal = None if self.journal is None else self.journal / course.name
+        run = Run(rows=self.rows, journal=journal, settings=self.plan.settings, on_batch=tell)
         try:
             statistics = observe(
                 course.model,
@@ -162,7 +191,7 @@ class _Checking:
 def _name_of(model: nn.Module) -> str:
     """The last part of where it came from: a page that is shown around need not tell folders."""
     place = str(getattr(getattr(model, "config", None), "name_or_path", "") or "")
-    return PurePath(place).name or type(model).__name__
+    return PurePath(called(place)).name if place else type(model).__name__
 
 
 def _facts(opened: OpenedModel, plan: Plan, measured: HeadStatistics) -> ModelFacts:

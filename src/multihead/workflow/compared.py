@@ -5,11 +5,14 @@ from pathlib import Path
 from multihead.error import MultiheadError
 from multihead.measure.role import Comparison
 from multihead.measure.role import compare as compare_records
-from multihead.record import write_file
+from multihead.record import CheckupRecord, write_file
 from multihead.report import render_comparison
-from multihead.workflow.report import Report
+from multihead.workflow.folder import needed_folder
+from multihead.workflow.report import Report, load_checkup
 
 PAGE = "index.html"
+Checked = Report | CheckupRecord | str | Path
+"""A checkup that was made: a report, its record, or the folder it was saved to."""
 SHAPING = ("max_length", "rows", "repeats", "dtype")
 """Settings of a checkup that change its numbers."""
 
@@ -18,23 +21,16 @@ class Compared:
     """Two checkups of models with the same heads.
 
     Args:
-        before: The first.
+        before: The first: a report, its record, or the folder it was saved to.
         after: The second.
 
     Raises:
-        MultiheadError: The models do not have the same heads, or read different things.
+        MultiheadError: The models do not have the same heads, or read different things; or these are no checkups.
     """
 
-    def __init__(self, before: Report, after: Report) -> None:
-        for given in (before, after):
-            if not isinstance(given, Report):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise MultiheadError(
-                    asked="two reports to compare",
-                    arrived=f"{type(given).__name__} {str(given)[:60]!r}",
-                    remedy="load them first: mh.compare(mh.load_checkup(before), mh.load_checkup(after))",
-                )
-        self.before, self.after = before, after
-        self.comparison: Comparison = compare_records(before.record, after.record)
+    def __init__(self, before: Checked, after: Checked) -> None:
+        self.before, self.after = _report(before), _report(after)
+        self.comparison: Comparison = compare_records(self.before.record, self.after.record)
 
     @property
     def different_settings(self) -> dict[str, tuple[str, str]]:
@@ -56,7 +52,7 @@ class Compared:
         Raises:
             RecordError: The folder cannot be written.
         """
-        page = Path(folder) / PAGE
+        page = needed_folder("a folder to save to", folder) / PAGE
         write_file(page, render_comparison(self.before.record, self.after.record, lang=lang).encode("utf-8"))
         return page
 
@@ -65,11 +61,25 @@ class Compared:
         return f"Compared({names}, {len(self.comparison.flips)} of {len(self.comparison.heads)} labels differ)"
 
 
-def compare(before: Report, after: Report) -> Compared:
+def _report(given: object) -> Report:
+    if isinstance(given, CheckupRecord):
+        return Report(given)
+    if isinstance(given, str | Path):
+        return load_checkup(given)
+    if not isinstance(given, Report):
+        raise MultiheadError(
+            asked="two reports to compare",
+            arrived=f"{type(given).__name__} {str(given)[:60]!r}",
+            remedy="pass what mh.checkup or mh.load_checkup gave, or the folders of two checkups",
+        )
+    return given
+
+
+def compare(before: Checked, after: Checked) -> Compared:
     """Hold two checkups against each other, head by head: two checkpoints, before and after a change, two seeds.
 
     Args:
-        before: The first.
+        before: The first: a report, its record, or the folder it was saved to.
         after: The second; its model must have the same heads.
 
     Returns:
@@ -79,7 +89,7 @@ def compare(before: Report, after: Report) -> Compared:
         MultiheadError: The models do not have the same heads, or read different things.
 
     Example:
-        >>> compared = mh.compare(mh.load_checkup("old"), mh.load_checkup("new"))  # doctest: +SKIP
+        >>> compared = mh.compare("old", "new")  # doctest: +SKIP
         >>> [str(flip.before.head) for flip in compared.comparison.flips]  # doctest: +SKIP
         ['L3.H1']
     """

@@ -1,16 +1,21 @@
 """From a name to a model that is ready to be checked: packaged models, folders and hub names."""
 
 import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from multihead.corpus import PACKAGED, PUBLISHED, SmilesTokenizer, Text, find_packaged
+from multihead.corpus.files import shown_name
 from multihead.error import MultiheadError
 from multihead.interop import LoadedModel, PictureFacts, SoundFacts, load_model, load_packaged
+
+_SNAPSHOT = re.compile(r"(?:^|[/\\])models--([^/\\]+)[/\\]snapshots[/\\][^/\\]+[/\\]?$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,9 +60,10 @@ def open_model(name: str | Path, *, device: str = "cpu") -> OpenedModel:
     Example:
         >>> opened = open_model("minilm")  # doctest: +SKIP
     """
+    _check_kinds(name, device)
     if isinstance(name, Path) or name not in PACKAGED:
         _check_spelling(name)
-        return _opened(load_model(name, device=device), str(name))
+        return _opened(load_model(name, device=device), called(name))
     found = find_packaged(name)
     model = found.model
     smiles = model.tokenizer == "smiles"
@@ -66,6 +72,24 @@ def open_model(name: str | Path, *, device: str = "cpu") -> OpenedModel:
     # A model of reactions reads no prose.
     texts = tuple(Text(reaction.name, reaction.plain) for reaction in PUBLISHED) if smiles else None
     return _opened(loaded, name, texts=texts)
+
+
+def called(place: str | Path) -> str:
+    """What to call a model on a page that others see: never the folders above it.
+
+    A folder or a file is called by its own name, a folder of the hub's cache by the model that is in it, a name on the
+    hub as it is.
+
+    Example:
+        >>> called("/cache/hub/models--org--small-bert/snapshots/0f3c")
+        'org/small-bert'
+    """
+    path = Path(place).expanduser()
+    if path.exists() and path.name in ("", ".."):
+        path = path.resolve()
+    if found := _SNAPSHOT.search(str(path.absolute() if path.exists() else path)):
+        return shown_name(found[1].replace("--", "/", 1))
+    return shown_name(path.name if path.exists() or path.is_absolute() else str(place))
 
 
 def _opened(loaded: LoadedModel, name: str, *, texts: Sequence[Text] | None = None) -> OpenedModel:
@@ -77,6 +101,15 @@ def _opened(loaded: LoadedModel, name: str, *, texts: Sequence[Text] | None = No
         pictures=loaded.pictures,
         sounds=loaded.sounds,
     )
+
+
+def _check_kinds(name: object, device: object) -> None:
+    for asked, given, kinds, remedy in (
+        ("a packaged model, a folder or a hub name", name, (str, Path), 'pass its name: mh.open_model("minilm")'),
+        ("the device to run on", device, (str, torch.device), 'pass device="cpu", or another of this build of torch'),
+    ):
+        if not isinstance(given, kinds):
+            raise MultiheadError(asked=asked, arrived=f"{type(given).__name__} {str(given)[:60]!r}", remedy=remedy)
 
 
 def _check_spelling(name: str | Path) -> None:

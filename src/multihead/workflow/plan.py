@@ -35,6 +35,12 @@ from multihead.workflow.sounds import encode_sounds
 COPIES, SHORTEST_BLOCK, LONGEST_BLOCK = 4, 4, 60
 
 Reads = Literal["text", "images", "audio"]
+UNITS: Mapping[str, tuple[str, str]] = {
+    "text": ("texts", "tokens"),
+    "images": ("pictures", "patches"),
+    "audio": ("recordings", "moments"),
+}
+"""What documents and their places are called, by what a model reads."""
 _KINDS: Mapping[type, Reads] = {str: "text", Text: "text", Picture: "images", Sound: "audio"}
 _NAMED: Mapping[Reads, str] = {
     "text": "texts (--text)",
@@ -87,7 +93,9 @@ class Plan:
     settings: Mapping[str, str]
 
 
-def make_plan(opened: OpenedModel, material: Material | None, *, max_length: int | None, repeats: int) -> Plan:
+def make_plan(
+    opened: OpenedModel, material: Sequence[Any] | Files[Any] | None, *, max_length: int | None, repeats: int
+) -> Plan:
     """Lay a checkup out; it depends on the model and the material alone.
 
     Args:
@@ -125,23 +133,21 @@ def make_plan(opened: OpenedModel, material: Material | None, *, max_length: int
 
 
 def _told(material: Any) -> Reads | None:
-    if isinstance(material, str):
-        raise MultiheadError(
-            asked="a list of texts",
-            arrived=f"one string of {len(material)} characters",
-            remedy="wrap it in a list: [text]",
-        )
     # Files are read when they are asked for, and are all of one kind.
     some = material[:1] if isinstance(material, Files) else material or ()
-    found: set[Reads | None] = {_KINDS.get(type(one)) for one in some}
+    found: set[Reads | None] = {_kind(one) for one in some}
     if len(found) > 1 or None in found:
         names = sorted({type(one).__name__ for one in some})
         raise MultiheadError(
             asked="a list of texts, or of pictures, or of recordings",
             arrived=f"a list of {', '.join(names)}",
-            remedy="pass strings or Text, Picture or Sound objects, of one kind at a time",
+            remedy="pass strings, paths (pathlib.Path), or Text, Picture or Sound objects, of one kind at a time",
         )
     return next(iter(found), None)
+
+
+def _kind(one: object) -> Reads | None:
+    return next((reads for kind, reads in _KINDS.items() if isinstance(one, kind)), None)
 
 
 def _plan_text(opened: OpenedModel, texts: Sequence[Text], *, max_length: int | None, repeats: int) -> Plan:
@@ -159,6 +165,8 @@ def _plan_text(opened: OpenedModel, texts: Sequence[Text], *, max_length: int | 
     reading = encode_texts(model, tokenizer, texts, max_length=length)
     stimulus = _stimulus(model, tokenizer, runs=repeats, max_length=length)
     notes = beyond(limits, max(reading.lengths))
+    if repeats and not stimulus.documents:
+        notes += (_no_repeats(tokenizer, length),)
     courses = [_course("texts", model, reading, classes=classes, notes=notes)]
     if stimulus.documents:
         courses.append(_course("repeats", model, stimulus, classes=classes))
@@ -244,10 +252,25 @@ def check_reads_tokens(model: nn.Module) -> None:
 
 def _stimulus(model: nn.Module, tokenizer: Tokenizer, *, runs: int, max_length: int) -> Encoded:
     """Random tokens repeated four times; none where the vocabulary or the length has no room for a block of them."""
-    before, after = frame_of(tokenizer)
-    room = (max_length - len(before) - len(after)) // COPIES
-    longest = min(LONGEST_BLOCK, room, len(ordinary_tokens(tokenizer)))
+    room, ordinary = _room(tokenizer, max_length)
+    longest = min(LONGEST_BLOCK, room, ordinary)
     if not runs or longest < SHORTEST_BLOCK:
         return encode_runs(model, tokenizer, ())
     periods = (max(SHORTEST_BLOCK, longest // 3), longest)
     return encode_runs(model, tokenizer, repeated_tokens(tokenizer, runs=runs, periods=periods, repeats=COPIES))
+
+
+def _room(tokenizer: Tokenizer, max_length: int) -> tuple[int, int]:
+    """Tokens of a block of which four go into a chunk, and how many different ones there are."""
+    before, after = frame_of(tokenizer)
+    return (max_length - len(before) - len(after)) // COPIES, len(ordinary_tokens(tokenizer))
+
+
+def _no_repeats(tokenizer: Tokenizer, max_length: int) -> Note:
+    room, ordinary = _room(tokenizer, max_length)
+    if ordinary < SHORTEST_BLOCK:
+        why = f"the vocabulary has {ordinary} ordinary token{'' if ordinary == 1 else 's'}"
+    else:
+        why = f"chunks of {max_length} tokens have room for {COPIES} blocks of {room}"
+    wanted = f"blocks are {SHORTEST_BLOCK} different tokens or more"
+    return Note(about="", quantity="", text=f"no repeated random tokens were run: {why}, and {wanted}")

@@ -10,6 +10,8 @@ import pyarrow as pa
 from multihead.record import CheckupRecord, HeadStatistics, save_checkup
 from multihead.record import load_checkup as load_record
 from multihead.report import render_page
+from multihead.workflow.folder import needed_folder
+from multihead.workflow.plan import UNITS
 
 PAGE = "index.html"
 
@@ -57,7 +59,7 @@ class Report:
         Raises:
             RecordError: The folder cannot be written.
         """
-        folder = Path(folder)
+        folder = needed_folder("a folder to save to", folder)
         save_checkup(self.record, folder, beside={PAGE: render_page(self.record, lang=lang).encode("utf-8")})
         return folder / PAGE
 
@@ -81,7 +83,8 @@ class Report:
         texts = self.record.texts
         tokens = sum(d.tokens for d in texts.documents)
         state = "" if self.record.complete else ", interrupted"
-        size = f"{len(texts)} heads, {len(texts.documents)} texts, {tokens} tokens"
+        things, unit = UNITS[self.record.reads]
+        size = f"{len(texts)} heads, {len(texts.documents)} {things}, {tokens} {unit}"
         return f"Report({self.record.model.name!r}, {size}{state})"
 
 
@@ -91,4 +94,4 @@ def load_checkup(folder: str | Path) -> Report:
     Raises:
         RecordError: A file is missing, damaged, or of another format.
     """
-    return Report(load_record(Path(folder)))
+    return Report(load_record(needed_folder("a folder that holds a checkup", folder)))
