@@ -7,8 +7,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import hypothesis
+import jaxtyping
 import pytest
 import torch
+
+import checked
+
+# What the import hook of --jaxtyping-packages decorates the functions of multihead with.
+jaxtyping.jaxtyped = checked.jaxtyped
 
 hypothesis.settings.register_profile("test", deadline=None, max_examples=25, database=None)
 hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=2000, database=None)
