@@ -8,6 +8,7 @@ a call as jaxtyping means it.
 import dataclasses
 import functools
 import inspect
+import types
 import typing
 
 import jaxtyping
@@ -33,8 +34,11 @@ def _decorate(typechecker, made):
 
 
 def _checked(typechecker, function):
+    hints, told = _hints(function), getattr(function, "__annotations__", {})
+    function.__annotations__ = hints
     inner = typechecker(function, conf=CONF)
-    if not any(map(_is_shaped, _hints(function))):
+    function.__annotations__ = told
+    if not any(map(_is_shaped, hints.values())):
 
         @functools.wraps(function)
         def checked(*given, **named):
@@ -55,15 +59,19 @@ def _checked(typechecker, function):
 
 
 def _hints(function):
-    try:
-        return typing.get_type_hints(function).values()
-    except NameError:  # of a class that is not there yet
-        return vars(function).get("__annotations__", {}).values()
+    """Hints with what is written as text read; anything goes for a name that is not there, or not there yet."""
+    found = {}
+    for name, hint in getattr(function, "__annotations__", {}).items():
+        try:
+            found |= typing.get_type_hints(
+                types.SimpleNamespace(__annotations__={name: hint}), function.__globals__, include_extras=True
+            )
+        except NameError:
+            found[name] = typing.Any
+    return found
 
 
 def _is_shaped(hint):
-    if isinstance(hint, str):
-        return True  # it cannot be known
     if inspect.isclass(hint) and issubclass(hint, jaxtyping.AbstractArray):
         return True
     return any(map(_is_shaped, hint if isinstance(hint, list) else typing.get_args(hint)))

@@ -32,6 +32,22 @@ def pytest_configure(config):
     torch.set_num_threads(1)
 
 
+# Tests that share what is slow to make run in one worker, which makes it once; the largest groups begin first.
+GROUPS = {"browser": "browser", "memory": "command", "checked": "cli", "smollm2": "smollm2"}
+
+
+def _params(item):
+    return item.callspec.params.values() if hasattr(item, "callspec") else ()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        wanted = {*item.fixturenames, *(v for v in _params(item) if type(v) is str)}
+        for name in wanted & GROUPS.keys():
+            item.add_marker(pytest.mark.xdist_group(GROUPS[name]))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node):
     node.workerinput["seed"] = node.config.run_seed

@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 import torch
 
 from hooks.families import FAMILIES, ids
-from measure.killed import plan
+from measure.killed import ended_by_force, plan
 from multihead.error import MultiheadError
 from multihead.measure import DEFAULT, Batch, Interrupted, Run, discard_journal, observe
 from multihead.pattern import distance
@@ -67,20 +65,10 @@ def journal(begun, tmp_path):
     return Path(shutil.copytree(begun, tmp_path / "journal"))
 
 
-def ended_by_force(folder, plan_seed, kills):
-    """Start the run again and again and kill it at random moments; how often it was still running."""
-    here = Path(__file__)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here.parents[1]), *filter(None, sys.path)])}
-    given = [str(folder), str(plan_seed), "0.15", str(kills)]
-    ended = subprocess.run(
-        [sys.executable, str(here.with_name("killed.py")), *given], env=environment, check=True, stdout=subprocess.PIPE
-    )
-    return int(ended.stdout)
-
-
+@pytest.mark.xdist_group("command")
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_run_that_was_killed_goes_on_to_the_same_record(plan_seed, plain, tmp_path, kills):
-    assert ended_by_force(tmp_path, plan_seed, kills), "the run was over before it was killed"
+    assert ended_by_force(tmp_path, plan_seed, kills=kills), "the run was over before it was killed"
     model, batches, documents = plan(plan_seed)
     ran = []
     model.register_forward_hook(lambda *_: ran.append(1))
