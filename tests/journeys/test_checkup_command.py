@@ -13,8 +13,6 @@ import pytest
 import multihead as mh
 from forked import command, forked
 
-# One process with its threads at a time: the fixture is shared within this worker.
-pytestmark = pytest.mark.xdist_group("command")
 ONE_THREAD = dict(os.environ, OMP_NUM_THREADS="1")
 
 

@@ -11,7 +11,6 @@ from cli.tiny import PROSE, save_tiny
 from journeys.killed import chunks, end
 from multihead.cli import run
 
-pytestmark = pytest.mark.xdist_group("command")
 FEW, MANY = 8, 40
 
 

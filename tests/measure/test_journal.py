@@ -65,7 +65,6 @@ def journal(begun, tmp_path):
     return Path(shutil.copytree(begun, tmp_path / "journal"))
 
 
-@pytest.mark.xdist_group("command")
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_run_that_was_killed_goes_on_to_the_same_record(plan_seed, plain, tmp_path, kills):
     assert ended_by_force(tmp_path, plan_seed, kills=kills), "the run was over before it was killed"
