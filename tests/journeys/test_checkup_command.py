@@ -11,13 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import multihead as mh
+from forked import command, forked
 
-# One process with its threads at a time: the fixture is shared within this worker.
-pytestmark = pytest.mark.xdist_group("command")
 ONE_THREAD = dict(os.environ, OMP_NUM_THREADS="1")
 
 
-def command(*arguments, cwd, timeout=240):
+def spawned(*arguments, cwd, timeout=240):
     return subprocess.run(
         [sys.executable, "-m", "multihead", *map(str, arguments)],
         cwd=cwd,
@@ -32,7 +31,7 @@ def command(*arguments, cwd, timeout=240):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, minilm_folder):
     folder = tmp_path_factory.mktemp("checkup")
-    return folder, command("checkup", "minilm", cwd=folder)
+    return folder, spawned("checkup", "minilm", cwd=folder)
 
 
 def test_it_leaves_the_page_and_the_records(finished):
@@ -64,34 +63,23 @@ def test_heads_of_minilm_look_where_they_are_known_to_look(finished):
     assert statistics["L1.H8"].next > 0.4
 
 
-def test_ctrl_c_keeps_what_was_measured(tmp_path, minilm_folder):
+def test_ctrl_c_keeps_what_was_measured(tmp_path, tmp_path_factory, minilm_folder):
+    folder = tmp_path_factory.mktemp("told")
     for i in range(300):
         (tmp_path / f"{i:03}.txt").write_text("A sentence with enough words to be worth measuring. " * 40)
     arguments = ["checkup", "minilm", "--text", tmp_path, "--out", tmp_path / "out"]
-    run = subprocess.Popen(
-        [sys.executable, "-m", "multihead", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env=ONE_THREAD,
-        # A shell that runs this in the background has switched Ctrl-C off for its children.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    # Without a terminal the first line of progress comes with the first text; the others take minutes.
-    try:
-        line = run.stderr.readline()
-        assert "tokens/s" in line
-        os.kill(run.pid, signal.SIGINT)
-        out, err = run.communicate(timeout=60)
-    finally:
-        run.kill()
-        run.wait()
-    assert run.returncode == 130, err
+    err, out = folder / "err.txt", folder / "out.txt"
+    with forked(command, arguments, tmp_path, folder=folder) as process:
+        # Without a terminal the first line of progress comes with the first text; the others take minutes.
+        while process.exitcode is None and not (err.exists() and "tokens/s" in err.read_text()):
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGINT)
+        process.join(60)
+    assert process.exitcode == 130, err.read_text()
     report = mh.load_checkup(tmp_path / "out")
     assert not report.record.complete
     assert 0 < len(report.statistics.documents) < 300
-    assert "interrupted" in out
+    assert "interrupted" in out.read_text()
     assert (tmp_path / "out" / "index.html").exists()
 
 
@@ -179,7 +167,7 @@ def test_ctrl_c_within_the_first_text_says_so(tmp_path, monkeypatch, capfd):
 
 def test_help_teaches_without_loading_torch(tmp_path):
     start = time.monotonic()
-    done = command("checkup", "--help", cwd=tmp_path)
+    done = spawned("checkup", "--help", cwd=tmp_path)
     assert done.returncode == 0
     for word in ("MODEL", "--text", "--max-length", "--out", "index.html", "Ctrl-C"):
         assert word in done.stdout
@@ -188,11 +176,12 @@ def test_help_teaches_without_loading_torch(tmp_path):
     assert subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False).returncode == 0
 
 
-def test_models_lists_what_can_be_had(tmp_path):
-    done = command("models", cwd=tmp_path)
-    assert done.returncode == 0
+def test_models_lists_what_can_be_had(capfd):
+    from multihead.cli import run
+
+    assert run(["models"]) == 0
+    out = capfd.readouterr().out
     for name in ("minilm", "smollm2", "rxnmapper"):
-        assert name in done.stdout
-    refused = command("models", "--get", "nonsense", cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "minilm" in refused.stderr
+        assert name in out
+    assert run(["models", "--get", "nonsense"]) == 2
+    assert "minilm" in capfd.readouterr().err

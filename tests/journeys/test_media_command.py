@@ -8,10 +8,8 @@ import pytest
 from PIL import Image
 
 import multihead as mh
-from journeys.killed import finish
+from multihead.cli import run
 from multihead.corpus import is_installed
-
-pytestmark = pytest.mark.xdist_group("command")
 
 
 def needs(name):
@@ -38,11 +36,11 @@ def sound(path):
         file.writeframes((tone * 8000).astype("<i2").tobytes())
 
 
-def test_pictures(tmp_path):
+def test_pictures(tmp_path, capfd):
     needs("dinov2")
     draw(tmp_path)
-    code, out, err = finish(["checkup", "dinov2", "--images", tmp_path, "--out", tmp_path / "out"], tmp_path)
-    assert code == 0, err
+    assert run(["checkup", "dinov2", "--images", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    out = capfd.readouterr().out
     assert "dinov2: 72 heads; texts: 2, 514 tokens" in out
     assert "token ids" not in out
     record = mh.load_checkup(tmp_path / "out").record
@@ -53,13 +51,12 @@ def test_pictures(tmp_path):
     assert (tmp_path / "out" / "index.html").exists()
 
 
-def test_sound(tmp_path):
+def test_sound(tmp_path, capfd):
     needs("whisper-tiny")
     sound(tmp_path / "tones.wav")
-    arguments = ["checkup", "whisper-tiny", "--audio", tmp_path / "tones.wav", "--out", tmp_path / "out", "--json"]
-    code, out, err = finish(arguments, tmp_path)
-    assert code == 0, err
-    data = json.loads(out)
+    path, out = str(tmp_path / "tones.wav"), str(tmp_path / "out")
+    assert run(["checkup", "whisper-tiny", "--audio", path, "--out", out, "--json"]) == 0
+    data = json.loads(capfd.readouterr().out)
     assert data["reads"] == "audio"
     assert {row["head"].split(".")[0] for row in data["heads"]} == {"encoder", "decoder", "cross"}
     assert [d["name"] for d in data["documents"]] == ["tones.wav"]

@@ -6,8 +6,6 @@ the thread. Where our weights are judged, transformers' own eager attention is t
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,43 +16,20 @@ import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import multihead as mh
+from forked import forked
 from hooks.families import FAMILIES, PICTURE, ids, randomise, twin
+from journeys.memory import measure_memory
 from journeys.watched import eager, seen_calls, shut_in, watched_record, weights_of
 from workflow.fakes import LetterTokenizer, bert
 
-MEMORY = """
-import json, re, torch, transformers
-import multihead as mh
-torch.set_num_threads(1)
-config = transformers.LlamaConfig(
-    vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=1 << 20, use_cache=False,
-)
-config._attn_implementation = "sdpa"
-model = transformers.LlamaModel(config).eval()
-
-def resident(what):
-    return int(re.search(what + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
-
-def grown(length):
-    tokens = torch.randint(50, (1, length))
-    # Linux forgets the highest mark when 5 is written here.
-    open("/proc/self/clear_refs", "w").write("5")
-    before = resident("VmRSS")
-    with torch.no_grad(), mh.watch(model) as watched:
-        model(input_ids=tokens)
-    watched.statistics()
-    return resident("VmHWM") - before
-
-grown(64)
-print(json.dumps({"buffers": sum(b.numel() for b in model.buffers()), "grown": grown(4096)}))
-"""
-
 
 @pytest.fixture(scope="module")
-def memory():
-    run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
-    return SimpleNamespace(**json.loads(run.stdout))
+def memory(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("memory")
+    with forked(measure_memory, folder, folder=folder) as process:
+        process.join()
+    assert process.exitcode == 0, (folder / "err.txt").read_text()
+    return SimpleNamespace(**json.loads((folder / "told.json").read_text()))
 
 
 def test_transformerlens_479_memory(memory):

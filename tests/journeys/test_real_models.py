@@ -32,7 +32,6 @@ def accuracy_of_heads(gold, weights_of_call):
     return {place: count / sum(len(g.queries) for g in gold) for place, count in hits.items()}
 
 
-@pytest.mark.xdist_group("rxnmapper")
 def test_the_alignment_head_of_rxnmapper_leads_by_twenty_points():
     """Product atom to reactant atom, on reactions its authors published: head 5, read at layer 10 (arXiv:2012.06051).
 
@@ -60,7 +59,6 @@ def test_the_alignment_head_of_rxnmapper_leads_by_twenty_points():
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("smollm2")
 def test_smollm2_shows_its_heads_on_repeated_random_tokens():
     opened = open_model("smollm2")
     runs = repeated_tokens(opened.tokenizer, runs=4)

@@ -8,10 +8,9 @@ import pytest
 
 import multihead as mh
 from cli.tiny import PROSE, save_tiny
-from journeys.killed import chunks, end, finish
+from journeys.killed import chunks, end
 from multihead.cli import run
 
-pytestmark = pytest.mark.xdist_group("command")
 FEW, MANY = 8, 40
 
 
@@ -31,8 +30,7 @@ def prepared(folder, count):
     (folder / "texts").mkdir()
     for i in range(count):
         (folder / "texts" / f"{i:02}.txt").write_text(PROSE * (3 + i % 4))
-    code, _, err = finish(["checkup", *asked(folder), "--out", folder / "whole"], folder)
-    assert code == 0, err
+    assert run(["checkup", *asked(folder), "--out", str(folder / "whole")]) == 0
     return folder, mh.load_checkup(folder / "whole").record
 
 
@@ -46,9 +44,9 @@ def same_as_whole(folder, record):
     assert not (folder / "unfinished").exists()
 
 
-def is_killed_and_goes_on(place, out, kills):
+def is_killed_and_goes_on(place, out, kills, capfd):
     folder, record = place
-    arguments = ["checkup", *asked(folder), "--out", out]
+    arguments = ["checkup", *asked(folder), "--out", str(out)]
     ended = 0
     for _ in range(kills):
         code = end([*arguments, "--resume"], folder, out=out, more=random.randint(1, 2))
@@ -59,20 +57,20 @@ def is_killed_and_goes_on(place, out, kills):
         assert code == -signal.SIGKILL
         assert chunks(out)
     assert ended
-    code, _, err = finish([*arguments, "--resume"], folder)
-    assert code == 0, err
-    assert "begun anew" not in err
+    capfd.readouterr()
+    assert run([*arguments, "--resume"]) == 0
+    assert "begun anew" not in capfd.readouterr().err
     same_as_whole(out, record)
 
 
-def test_killed_twice_the_record_is_the_same(place, tmp_path):
-    is_killed_and_goes_on(place, tmp_path / "out", 2)
+def test_killed_twice_the_record_is_the_same(place, tmp_path, capfd):
+    is_killed_and_goes_on(place, tmp_path / "out", 2, capfd)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_killed_twenty_times_the_record_is_the_same(long_place, tmp_path):
-    is_killed_and_goes_on(long_place, tmp_path / "out", 20)
+def test_killed_twenty_times_the_record_is_the_same(long_place, tmp_path, capfd):
+    is_killed_and_goes_on(long_place, tmp_path / "out", 20, capfd)
 
 
 def stopped(place, out):

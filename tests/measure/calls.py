@@ -66,6 +66,15 @@ def make_call(
     )
 
 
+def in_double(call):
+    """The call with queries, keys and values in double precision.
+
+    Signed distances of many rows may add up to almost nothing, of which single precision leaves few digits.
+    """
+    wide = {name: getattr(call.problem, name).double() for name in "qkv"}
+    return dataclasses.replace(call, problem=dataclasses.replace(call.problem, **wide))
+
+
 def take(call, *, rows=None, statistics=None, classes_at=None):
     """What the sweep makes of a call: name -> (sums, counts) as numpy (batch, heads, *shape), or the reason.
 

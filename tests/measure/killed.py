@@ -1,15 +1,13 @@
-"""Runs in processes of their own, ended by force at random moments: `python killed.py FOLDER SEED PAUSE KILLS`."""
+"""Runs in processes of their own, ended by force at random moments."""
 
-import os
 import random
 import signal
-import sys
 import time
-from pathlib import Path
 
 import torch
 import transformers
 
+from forked import forked
 from multihead.measure import Batch, Run, observe
 from multihead.record import Document
 
@@ -38,6 +36,7 @@ def plan(seed):
 
 def run(folder, seed, pause):
     """The run, as far as it gets."""
+    torch.set_num_threads(1)
     model, batches, documents = plan(seed)
     (folder / "begun").touch()
 
@@ -47,38 +46,15 @@ def run(folder, seed, pause):
     observe(model, batches, documents=documents, run=Run(journal=folder / "journal", on_batch=wait))
 
 
-def started(folder, seed, pause):
-    """Start the run in a fork, which has all that is slow to import; its process, once it is at work."""
-    (folder / "begun").unlink(missing_ok=True)
-    process = os.fork()
-    if not process:
-        failed = 1
-        try:
-            run(folder, seed, pause)
-            failed = 0
-        finally:
-            os._exit(failed)
-    while not (folder / "begun").exists():
-        time.sleep(0.01)
-    return process
-
-
-def main():
-    """Start the run again and again and kill it; print how often it was still running."""
-    torch.set_num_threads(1)
-    folder, seed, pause, kills = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
-    random.seed(seed)
+def ended_by_force(folder, seed, *, kills, pause=0.15):
+    """Start the run again and again and kill it at random moments; how often it was still running."""
     met = 0
     for _ in range(kills):
-        process = started(folder, seed, pause)
-        time.sleep(random.uniform(0.0, 0.7))
-        os.kill(process, signal.SIGKILL)
-        _, status = os.waitpid(process, 0)
-        met += os.WIFSIGNALED(status)
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status):
-            sys.exit("the run failed")
-    print(met)  # noqa: T201 - read by the test that started this process
-
-
-if __name__ == "__main__":
-    main()
+        (folder / "begun").unlink(missing_ok=True)
+        with forked(run, folder, seed, pause, folder=folder) as process:
+            while process.exitcode is None and not (folder / "begun").exists():
+                time.sleep(0.01)
+            time.sleep(random.uniform(0.0, 0.7))
+        met += process.exitcode == -signal.SIGKILL
+        assert process.exitcode in (0, -signal.SIGKILL), (folder / "err.txt").read_text()
+    return met

@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import pytest
 import torch
 
 from hooks.families import FAMILIES, ids
-from measure.killed import plan
+from measure.killed import ended_by_force, plan
 from multihead.error import MultiheadError
 from multihead.measure import DEFAULT, Batch, Interrupted, Run, discard_journal, held, lock, observe
 from multihead.measure.header import check_same
@@ -72,20 +70,9 @@ def journal(begun, tmp_path):
     return Path(shutil.copytree(begun, tmp_path / "journal"))
 
 
-def ended_by_force(folder, plan_seed, kills):
-    """Start the run again and again and kill it at random moments; how often it was still running."""
-    here = Path(__file__)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here.parents[1]), *filter(None, sys.path)])}
-    given = [str(folder), str(plan_seed), "0.15", str(kills)]
-    ended = subprocess.run(
-        [sys.executable, str(here.with_name("killed.py")), *given], env=environment, check=True, stdout=subprocess.PIPE
-    )
-    return int(ended.stdout)
-
-
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_run_that_was_killed_goes_on_to_the_same_record(plan_seed, plain, tmp_path, kills):
-    assert ended_by_force(tmp_path, plan_seed, kills), "the run was over before it was killed"
+    assert ended_by_force(tmp_path, plan_seed, kills=kills), "the run was over before it was killed"
     model, batches, documents = plan(plan_seed)
     ran = []
     model.register_forward_hook(lambda *_: ran.append(1))
@@ -141,8 +128,7 @@ def test_sampled_rows_are_the_same_after_going_on(tmp_path):
     assert again.sampling, "some rows were left out"
 
 
-@pytest.mark.parametrize("harm", ["cut", "empty", "changed", "renamed"])
-@pytest.mark.parametrize("which", [0, 2])
+@pytest.mark.parametrize(("which", "harm"), [(0, "cut"), (2, "empty"), (0, "changed"), (2, "changed"), (2, "renamed")])
 def test_a_torn_file_is_as_if_it_were_not_there(plan_seed, plain, journal, harm, which):
     path = sheets(journal)[which]
     content = path.read_bytes()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hooks.families import FAMILIES
-from measure.calls import classes, make_call, take
+from measure.calls import classes, in_double, make_call, take
 from multihead.attend import Softmax
 from multihead.corpus import default_texts, token_classes
 from multihead.error import MultiheadError
@@ -89,10 +89,7 @@ def test_every_row_between_the_ends_has_the_same_chance():
     ids=lambda given: " ".join(given) or "plain",
 )
 def test_the_estimate_is_what_the_drawn_rows_bring(given):
-    call = make_call(q_len=150, **given)
-    # In double precision: signed distances of so many rows may add up to almost nothing.
-    wide = {name: getattr(call.problem, name).double() for name in "qkv"}
-    call = dataclasses.replace(call, problem=dataclasses.replace(call.problem, **wide))
+    call = in_double(make_call(q_len=150, **given))
     draw = Sampler(rows=64).draw(150, "k")
     vocabulary = classes()
     scene = build_scene(call, (0, 1), vocabulary=vocabulary)

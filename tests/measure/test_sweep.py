@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from measure.calls import assert_same, expect, make_call, take
+from measure.calls import assert_same, expect, in_double, make_call, take
 from measure.oracle import weights_of
 from measure.oracle_outputs import outputs_of
 from multihead.attend import Softmax, make_problem
@@ -254,7 +254,7 @@ def test_blocks_are_of_512_rows_and_a_short_end_joins():
 
 @pytest.mark.parametrize("given", [{"mask": causal()}, {"cross": True, "kv_len": 40}, {"q_offset": 30, "kv_len": 630}])
 def test_blocks_add_up_to_the_call(given):
-    call = make_call(batch=1, heads=2, q_len=600, **given)
+    call = in_double(make_call(batch=1, heads=2, q_len=600, **given))
     scene = build_scene(call, (0,), factor=torch.eye(8).expand(2, 8, 8))
     blocks = list(sweep_blocks(scene, DEFAULT))
     assert [block.wholes[0].scene.problem.q_len for block in blocks] == [512, 88]
