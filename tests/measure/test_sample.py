@@ -13,7 +13,7 @@ from multihead.attend import Softmax
 from multihead.corpus import default_texts, token_classes
 from multihead.error import MultiheadError
 from multihead.hooks import watching
-from multihead.measure import DEFAULT, Batch, Run, build_scene, observe
+from multihead.measure import DEFAULT, Batch, Run, build_scene, observe, sample
 from multihead.measure.recorder import Recorder
 from multihead.measure.sample import Sampler, ceiling, is_worth_it, sample_block
 from multihead.pattern import band, causal, padding, sliding_window
@@ -268,6 +268,16 @@ def test_calls_with_no_more_rows_are_measured_whole(rows):
     plan = [Batch(inputs={"input_ids": torch.randint(5, 90, (1, 60))}, document=(0,))]
     given = {"documents": [Document(name="a", digest="a", tokens=60)]}
     assert observe(model, plan, **given, run=Run(rows=rows)) == observe(model, plan, **given)
+
+
+def test_smaller_tiles_of_drawn_rows_change_nothing(monkeypatch):
+    call = in_double(make_call(batch=1, heads=3, q_len=700, mask=causal()))
+    usual = record_of([call], Sampler(rows=320))
+    monkeypatch.setattr(sample, "LONG", 100)
+    narrow = record_of([call], Sampler(rows=320))
+    for name in usual.sums:
+        np.testing.assert_allclose(narrow.sums[name], usual.sums[name], rtol=1e-9, atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(narrow.counts[name], usual.counts[name], rtol=1e-9, err_msg=name)
 
 
 def test_a_narrow_window_is_measured_whole_as_that_costs_less():
