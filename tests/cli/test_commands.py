@@ -43,6 +43,9 @@ def test_checkup_tells_people(tiny, prose, tmp_path, capfd):
     assert "looks at the token before" in out
     assert f"page: {tmp_path / 'index.html'}" in out
     assert "tokens/s" in err
+    assert "may be chance" not in out
+    assert run(["checkup", str(tiny), "--text", str(prose / "one.txt"), "--repeats", "0", "--out", str(tmp_path)]) == 0
+    assert "too little was read for intervals: what a head looks like may be chance" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(

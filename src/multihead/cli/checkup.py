@@ -213,6 +213,8 @@ def _tell(report: Report, page: Path, seconds: float) -> None:
         if part is not None and name in {q.name for q in part.quantities}:
             heads = "  ".join(_top(part, name)) or f"no head at {_WORTH_TELLING:g} or more"
             console.print(f"{words:26} {heads}", markup=False)
+    if texts.drawn < 2:
+        console.print("note: too little was read for intervals: what a head looks like may be chance; read more")
     for line in lines_of(record):
         console.print(f"note: {line}", markup=False)
     console.print(f"\npage: {page}", markup=False)

@@ -27,9 +27,9 @@ MOST_ENDS = 64
 """Rows at the ends that are always measured, at most: more of them would not tell more."""
 
 LONG, NARROW = 4096, 16
-"""From `LONG` keys on the drawn rows of a call that looks back are weighed `NARROW` at once. A group's rows lie all over
-the call, so that one tile of them needs all keys; two need three quarters. At 8192 keys and 12 heads that took a fifth
-off the time of sampling, at 2048 nothing."""
+"""From `LONG` keys on the drawn rows of a call that looks back are weighed `NARROW` at once. A group's rows lie all
+over the call, so that one tile of them needs all keys; two need three quarters. At 8192 keys and 12 heads that took a
+fifth off the time of sampling, at 2048 nothing."""
 
 NEEDS_ALL = "only some rows were measured, and these do not tell it"
 
