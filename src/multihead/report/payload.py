@@ -103,7 +103,16 @@ def add_examples(
     used = len(to_json({**payload, "examples": [], "best": [-1] * len(judgement.rule)}))
     shown, best = choose_examples(parts, judgement, room=room - used)
     names = [stack.name for stack in stacks]
-    return {**payload, "examples": [describe(one, names) for one in shown], "best": best}
+    told = [describe(one, names) for one in shown]
+    return {**payload, "examples": [_told_apart(one, told) for one in told], "best": best}
+
+
+def _told_apart(example: dict[str, object], among: Sequence[dict[str, object]]) -> dict[str, object]:
+    """The example, with its number where several are of one document."""
+    alike = [one for one in among if one["name"] == example["name"] and one["stack"] == example["stack"]]
+    if len(alike) < 2:
+        return example
+    return example | {"name": f"{example['name']} ({next(i for i, one in enumerate(alike, 1) if one is example)})"}
 
 
 def to_json(payload: dict[str, object]) -> str:

@@ -68,7 +68,7 @@ function strip(base, h) {                      // one number among all heads
     s.lines.map(x => path(`M${X(x)} 1V17`, "var(--ink)", {"stroke-dasharray": "1.5 1.5"})),
     rows && !isNaN(rows[0]) ? box(X(rows[0]), 6.5, Math.max(1, X(rows[1]) - X(rows[0])), 5, "var(--paper)", {stroke: "var(--tone)"}) : null,
     own && !isNaN(own[0]) ? path(`M${X(own[0])} 9H${X(own[1])}M${X(own[0])} 6.5v5M${X(own[1])} 6.5v5`, "var(--tone)", {"stroke-width": 1.6}) : null,
-    isNaN(v) ? null : box(X(v) - 2.5, 3, 5, 12, "var(--tone)", {stroke: "var(--paper)"})), withUnit(v, s), title);
+    isNaN(v) ? null : box(X(v) - 2.5, 3, 5, 12, "var(--tone)", {stroke: "var(--paper)"})), Math.abs(v) < 999.5 ? withUnit(v, s) : show(v, s.unit), title);
 }
 function mapFigure(h) {
   const w = 224, [rows, columns] = M.shape, tall = Math.round(w * rows / columns), span = (...inside) => make("span", {}, ...inside), frame = make("div", {class: "mapframe"});
