@@ -288,7 +288,7 @@ def test_a_row_whose_text_is_no_string_is_told(told, tiny, tmp_path):
     assert data["error"]["arrived"] == 'a "text" that is 3, not a string'
 
 
-@pytest.mark.parametrize("unit", ["tokens", "patches", "moments"])
+@pytest.mark.parametrize("unit", ["tokens", "positions"])
 def test_the_progress_counts_what_is_read(capfd, unit):
     from rich.console import Console
 
@@ -308,5 +308,5 @@ def test_pictures_are_told_as_pictures(capfd):
     capfd.readouterr()
     door._tell(report, door.Path("page"), 1.0)
     out = capfd.readouterr().out
-    assert "pictures: 1, 17 patches; 1.0 s" in out
+    assert "pictures: 1, 17 positions; 1.0 s" in out
     assert "random" not in out

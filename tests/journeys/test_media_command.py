@@ -41,7 +41,9 @@ def test_pictures(tmp_path, capfd):
     draw(tmp_path)
     assert run(["checkup", "dinov2", "--images", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     out = capfd.readouterr().out
-    assert "dinov2: 72 heads; texts: 2, 514 tokens" in out
+    assert "dinov2: 72 heads; pictures: 2, 514 positions" in out
+    assert "reads along its row" in out
+    assert "token before" not in out
     assert "token ids" not in out
     record = mh.load_checkup(tmp_path / "out").record
     assert record.reads == "images"

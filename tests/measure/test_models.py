@@ -88,7 +88,7 @@ def one_kernel_a_padding():
             yield from ((family.name, kernel, padding) for kernel in kernels)
 
 
-@pytest.mark.parametrize(("name", "kernel", "padding"), one_kernel_a_padding())
+@pytest.mark.parametrize(("name", "kernel", "padding"), tuple(one_kernel_a_padding()))
 def test_statistics_equal_those_of_eager_weights(name, kernel, padding):
     family = FAMILIES[name]
     model, inputs = family.build(kernel), family.inputs(padding)

@@ -7,6 +7,7 @@ from multihead.measure.role import judge
 from multihead.record import Example
 from multihead.report.example import A_HEAD, choose_examples, describe
 from multihead.report.part import parts_of
+from multihead.report.payload import add_examples
 from report.samples import CYCLE, make_record
 
 
@@ -126,6 +127,14 @@ def test_what_does_not_fit_is_left_out_but_not_the_repeats():
     assert chosen(with_examples(pictured), room=26_000)[0] == []
     assert len(chosen(with_examples(pictured), room=28_000)[0]) == 1
     assert chosen(record, room=0) == ([], [-1])
+
+
+def test_examples_of_one_document_are_told_apart():
+    record = with_examples(example("abcd", {}), example("efgh", {}))
+    judgement, parts = judge(record), parts_of(record)
+    told = add_examples({}, parts, [], judgement, room=90_000)["examples"]
+    assert len({one["name"] for one in told}) == len(told) == 2
+    assert [one["name"].rsplit(" ", 1)[1] for one in told] == ["(1)", "(2)"]
 
 
 def test_an_example_is_told_with_its_document(seed):

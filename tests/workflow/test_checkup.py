@@ -188,10 +188,10 @@ def test_pictures_are_read_and_told(tmp_path):
     assert record.repeats is None
     assert [(d.name, d.tokens) for d in record.texts.documents] == [("a", 17), ("b", 17)]
     assert [(p.done, p.total, p.doing, p.unit) for p in told] == [
-        (17, 34, "a", "patches"),
-        (34, 34, "b", "patches"),
+        (17, 34, "a", "positions"),
+        (34, 34, "b", "positions"),
     ]
-    assert "2 pictures, 34 patches" in repr(report)
+    assert "2 pictures, 34 positions" in repr(report)
     assert {"same_row", "same_column", "neighbour", "token_class"} <= {q.name for q in record.texts.quantities}
     assert record.texts.quantity("token_class").labels == ("special", "register", "patch")
     assert "rows" in record.settings
@@ -212,7 +212,7 @@ def test_sounds_are_read_and_told(tmp_path):
     units = []
     material = [noise(2.5, "a"), noise(0.5, "b")]
     report = mh.checkup(hearer(), Pieces(), material, on_progress=lambda p: units.append(p.unit))
-    assert set(units) == {"moments"}
+    assert set(units) == {"positions"}
     assert report.record.reads == "audio"
     assert {h.stack for h in report.statistics.heads} == {"encoder", "decoder", "cross"}
     assert [d.name for d in report.statistics.documents] == ["a", "b"]

@@ -28,7 +28,7 @@ JOURNAL = "unfinished"
 """Folder within the output that keeps what was measured until the records are written."""
 WRITTEN = ("index.html", "record.json", "record.safetensors", "heads.parquet")
 # What a reader looks for first: title, statistic, and whether it is read from the repeats.
-_STRONGEST = (
+_SEQUENCE = (
     ("looks at the token before", "previous", False),
     ("looks at the token after", "next", False),
     ("rests on the first token", "first_token", False),
@@ -36,6 +36,17 @@ _STRONGEST = (
     ("finds the same token", "same_token", True),
     ("spreads wide", "entropy_share", False),
 )
+_STRONGEST = {
+    "text": _SEQUENCE,
+    "audio": _SEQUENCE,
+    "images": (
+        ("looks at patches beside it", "neighbour", False),
+        ("reads along its row", "same_row", False),
+        ("reads along its column", "same_column", False),
+        ("rests on [CLS], registers", "sink", False),
+        ("spreads wide", "entropy_share", False),
+    ),
+}
 _SHOWN, _MUCH = 6, 2_000_000
 # Below this share a ranking is one of noise.
 _WORTH_TELLING = 0.3
@@ -208,7 +219,7 @@ def _tell(report: Report, page: Path, seconds: float) -> None:
         f"{repeated}{seconds:.1f} s",
         markup=False,
     )
-    for words, name, on_repeats in _STRONGEST:
+    for words, name, on_repeats in _STRONGEST[record.reads]:
         part = report.repeats if on_repeats else texts
         if part is not None and name in {q.name for q in part.quantities}:
             heads = "  ".join(_top(part, name)) or f"no head at {_WORTH_TELLING:g} or more"

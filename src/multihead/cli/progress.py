@@ -14,7 +14,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class PlaceProgress:
-    """Tokens (patches, moments) done, how many a second and the time left.
+    """Tokens (positions of pictures and recordings) done, how many a second and the time left.
 
     Args:
         console: Where it is written; a bar if it is a terminal, else a line at once and then every ten seconds.

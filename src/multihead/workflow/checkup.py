@@ -34,10 +34,10 @@ class Progress:
     """How far a checkup is.
 
     Args:
-        done: Tokens (patches, moments) measured so far.
+        done: Tokens (positions of pictures and recordings) measured so far.
         total: Tokens to measure in all.
         doing: What was measured last, e.g. the name of a text.
-        unit: What `done` and `total` count: `"tokens"`, `"patches"` or `"moments"`.
+        unit: What `done` and `total` count: `"tokens"` or `"positions"`.
     """
 
     done: int

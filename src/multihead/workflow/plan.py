@@ -37,8 +37,8 @@ COPIES, SHORTEST_BLOCK, LONGEST_BLOCK = 4, 4, 60
 Reads = Literal["text", "images", "audio"]
 UNITS: Mapping[str, tuple[str, str]] = {
     "text": ("texts", "tokens"),
-    "images": ("pictures", "patches"),
-    "audio": ("recordings", "moments"),
+    "images": ("pictures", "positions"),
+    "audio": ("recordings", "positions"),
 }
 """What documents and their places are called, by what a model reads."""
 _KINDS: Mapping[type, Reads] = {str: "text", Text: "text", Picture: "images", Sound: "audio"}
