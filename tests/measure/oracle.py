@@ -121,11 +121,11 @@ def statistics_of(weights, visible, facts, *, sinks=None, scores=None):
     places, sums = Places(facts, *weights.shape), Sums()
     for name, shape in SHAPES.items():
         sums.add(name, 0.0, 0.0, shape=(facts.classes,) if name.startswith("token_class") else shape)
-    columns = np.zeros(weights.shape[1])
+    columns = np.zeros((_blocks_of(len(weights)), weights.shape[1]))
     for i in rows:
         a = {int(j): float(weights[i, j]) for j in np.flatnonzero(seen[i])}
         for j, weight in a.items():
-            columns[j] += weight
+            columns[min(i // 512, len(columns) - 1), j] += weight
         row = Row(a, float(sinks[i]), facts, places, i)
         _spread(sums, a, float(sinks[i]), facts, places, i)
         _where(sums, a, facts, places, i)
@@ -134,8 +134,9 @@ def statistics_of(weights, visible, facts, *, sinks=None, scores=None):
         _pairs(sums, row)
     if rows:
         for j in np.flatnonzero(facts.k_keep):
-            sums.add("received", columns[j], place=places.k_bin[j])
-    sums.add("received_top", columns.max(), columns.sum())
+            sums.add("received", columns[:, j].sum(), place=places.k_bin[j])
+    for block in columns:
+        sums.add("received_top", block.max(), block.sum())
     sums.add("rows_counted", len(rows), len(real))
     sums.add("rows_short", len(real) - len(rows), len(real))
     sums.add("rows_padded", len(weights) - len(real), len(weights))
@@ -145,6 +146,11 @@ def statistics_of(weights, visible, facts, *, sinks=None, scores=None):
         peak = max((float(scores[i, j]) for i in sighted for j in np.flatnonzero(seen[i])), default=0.0)
         sums.add("logit_max", peak, len(sighted))
     return sums.found
+
+
+def _blocks_of(rows):
+    """Blocks of 512 rows; under 64 left over join the last."""
+    return max(1, (rows + 512 - 64) // 512)
 
 
 def _spread(sums, a, sink, facts, places, i):

@@ -70,8 +70,8 @@ MAKE = {
     "no token ids": lambda: make_call(ids=False),
     "one token": lambda: make_call(q_len=1),
     "two tokens": lambda: make_call(q_len=2, mask=causal()),
-    "longer than a block": lambda: make_call(batch=1, heads=2, q_len=300, mask=causal()),
-    "much longer than a block": lambda: make_call(batch=1, heads=1, q_len=331),
+    "longer than a block": lambda: make_call(batch=1, heads=1, q_len=590, mask=causal()),
+    "many tiles": lambda: make_call(batch=1, heads=1, q_len=200),
 }
 NEED_IDS = (
     "special_token",

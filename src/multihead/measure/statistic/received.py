@@ -35,7 +35,7 @@ RECEIVED = OfWhole(
             name="received_top",
             title="share of all weight on one token",
             unit="share",
-            formula="max_j sum_i A_ij / sum_j sum_i A_ij",
+            formula="sum over blocks of 512 queries of max_j sum_i A_ij (i in the block) / sum_ij A_ij",
         ),
     ),
     take=take,
