@@ -45,7 +45,12 @@ def test_a_click_chooses_a_head(visit):
         assert page.locator("#live").inner_text().startswith("L2.H5, ")
         assert page.locator("#card").inner_html() != before
         share = values(page, "texts/entropy_share")["L2.H5"]
-        assert f"{share * 100:.1f}%" in page.locator("#card .strips").inner_text()
+        strips = page.locator("#card .last .strips")
+        assert f"{share * 100:.1f}%" in strips.inner_text()
+        # The word was judged with the sink set aside, and so is the number behind it.
+        aside = values(page, "texts/previous_content")["L2.H5"]
+        assert f"before, aside\n{aside * 100:.1f}%" in strips.inner_text()
+        assert f"before\n{values(page, 'texts/previous')['L2.H5'] * 100:.1f}%" not in strips.inner_text()
 
 
 @pytest.mark.parametrize(

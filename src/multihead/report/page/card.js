@@ -20,10 +20,11 @@ function onTheLeft(h) {                        // [title, note, what draws it]
   if (against && octaves(against, h).length > 1) out.push([t("s.length"), t("s.length.note", {unit: against.word}), w => length(against, h, w)]);
   return out;
 }
+const judgedOn = s => TWIN_OF.get(s.id)?.lines.length ? TWIN_OF.get(s.id) : s;   // where the sink was set aside for the word
 function onTheRight(h) {
   const all = allHeads(h), out = [], first = D.stats.filter(s => s.first), lands = charted("list");
   const note = t("s.numbers.note", {heads: all}) + (first.some(s => s.sampled) ? t("s.numbers.sampled") : "");
-  out.push([t("s.numbers"), note, () => make("div", {class: "strips"}, first.map(s => strip(s, h)))]);
+  out.push([t("s.numbers"), note, () => make("div", {class: "strips"}, first.map(s => strip(judgedOn(s), h)))]);
   if (lands) out.push([t("s.lands"), t("s.lands.note", {heads: all}), () => list(lands, h)]);
   return out;
 }
