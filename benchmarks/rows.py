@@ -6,7 +6,8 @@ head's exact value. Intervals that keep what they promise hold it in a share tha
 interval above the table. Draws are independent of each other and heads of one draw are not (they are looked at on the
 same rows), so it is the one for the number of draws. A share below it is marked "low", one above it "high" (intervals
 wider than they need be). `worst` is the head (or entry of an array) whose value was held least: of many, some lie below
-by chance. Entries that had an interval in fewer than nine draws of ten are left out; `entries` says how many are not.
+by chance. Entries that had an interval in fewer than nine draws of ten are left out, and a head's likeness to itself;
+`entries` says how many are not.
 `width`: mean half width of the intervals over 1.96 standard deviations of the drawn values, of the median head; 1 is as
 narrow as can be.
 
@@ -206,6 +207,9 @@ def holds(record, exact, name, level):
     # Sums in another order differ in the last digits.
     slack = ROUNDING * np.nanmax(np.abs(value), initial=0.0)
     known = np.isfinite(value) & np.isfinite(low) & np.isfinite(high)
+    if record.quantity(name).pairs:
+        # A head and itself: 1 by definition, and all that differs is rounding.
+        known[np.arange(len(known)), [address.head for address in record.heads]] = False
     held = known & (low - slack <= value) & (value <= high + slack)
     return held.ravel(), known.ravel()
 
