@@ -1,4 +1,4 @@
-# multihead: `make checkup` runs the main job on a real model, `make test` runs every check.
+# multihead: `make checkup` runs the main job on a real model, `make test` runs what CI runs.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -27,7 +27,7 @@ unexport PYTHONPATH
 .PHONY: help venv checkup test test-all fuzz check fmt bench docs clean
 help:
 	@echo "make checkup   set up $(VENV), measure every head of MiniLM, leave checkup/index.html"
-	@echo "make test      every check and test      make test-all  the slow ones too     make fuzz  laws, longer"
+	@echo "make test      linters, types, quick tests  make test-all  the slow ones too     make fuzz  laws, longer"
 	@echo "make check     linters and types only    make fmt       format                make clean"
 	@echo "make bench     cost of a checkup (5 min)  make docs      build/docs/index.html"
 	@echo "Options: PYTHON=python3.11 (any 3.11 or newer), TORCH=system (reuse the torch that PYTHON has)"

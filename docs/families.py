@@ -35,7 +35,7 @@ _TITLES = {
 }
 _HEAD = """# Families
 
-What `watching`, `gated` and the checkup see of each kind of model. Made by `docs/families.py` with transformers {hf}
+What `watch`, `gated` and the checkup see of each kind of model. Made by `docs/families.py` with transformers {hf}
 and torch {torch}, from a tiny random model of each: its outputs are the same bit for bit with and without watch, the
 calls give the head outputs the model used, and all weights the model returns itself are among those told (column
 *compared*).
@@ -46,7 +46,7 @@ calls give the head outputs the model used, and all weights the model returns it
   it calls are looked at. Where scores are a product of queries and keys, scaled and added to, these are told; where
   not, the scores themselves (*scores only*).
 - **Partly seen**: some layers are told; the others are listed in `Watched.unseen` with the reason.
-- **Not seen**: `watching` raises, with the reason.
+- **Not seen**: `watch` raises, with the reason.
 
 `print(multihead.hooks.locate(model))` shows what is seen of your own model, without running it.
 Not tried: LayoutLMv2 (needs detectron2), Qwen3-Next's linear layers (they have no weights to tell).

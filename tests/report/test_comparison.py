@@ -48,7 +48,7 @@ def test_differences_beyond_their_intervals_come_first(monkeypatch, pair):
     assert "of numbers whose intervals do not overlap" in text
     monkeypatch.undo()
     flat = [replace(r, texts=one(r.texts), repeats=one(r.repeats)) for r in pair]
-    assert "no interval is known, so all numbers are listed" in Reader(render_comparison(*flat)).text
+    assert "no intervals are apart, so all numbers are listed" in Reader(render_comparison(*flat)).text
 
 
 def one(statistics):

@@ -202,6 +202,19 @@ def test_words_that_rest_on_one_text_are_called_chance():
     told = "so a word given here may be chance: read more"
     assert told in Reader(render_page(make_record(documents=TEXTS[:1]))).text
     assert told not in Reader(render_page(make_record())).text
+    record = make_record()
+    once = replace(record, repeats=make_record(documents=TEXTS[:1]).texts)
+    text = Reader(render_page(once)).text
+    assert told not in text
+    assert "The repeated tokens were too few for their numbers to have intervals" in text
+
+
+def test_places_of_pictures_are_not_called_tokens():
+    page = render_page(replace(make_record(), reads="images"))
+    assert " positions</span>" in page
+    assert "positions back" in page
+    assert "tokens back" not in page
+    assert "tokens back" in render_page(make_record())
 
 
 def test_a_note_is_told_once_with_its_heads():

@@ -66,7 +66,7 @@ def render_comparison(a: CheckupRecord, b: CheckupRecord, *, lang: str = "en") -
     Example:
         `Path("compare.html").write_text(render_comparison(old, new), encoding="utf-8")`
     """
-    speech = load_speech(lang)
+    speech = load_speech(lang, a.reads)
     found = compare(a, b)
     sides = [_Side(record, labels) for record, labels in ((a, found.before), (b, found.after))]
     flipped = {flip.before.head for flip in found.flips}

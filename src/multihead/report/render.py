@@ -55,7 +55,7 @@ def render_page(record: CheckupRecord, *, lang: str = "en") -> str:
     Example:
         `Path("index.html").write_text(render_page(load_checkup(folder)), encoding="utf-8")`
     """
-    speech = load_speech(lang)
+    speech = load_speech(lang, record.reads)
     parts = parts_of(record)
     maps = maps_of(parts[0])
     plain = None if maps is None else maps.plain
@@ -85,7 +85,7 @@ def render_page(record: CheckupRecord, *, lang: str = "en") -> str:
         sentence=write_sentence(judgement, sink[0], speech),
         second=write_second(judgement, speech),
         notes=gather_notes(parts, speech),
-        warnings=[said for said in (warn_interrupted(record, speech), warn_lone(judgement, speech)) if said],
+        warnings=[said for said in (warn_interrupted(record, speech), warn_lone(record, speech)) if said],
         parts=parts,
         offered=[column for column in columns if column.known() and not column.quantity.content_of],
         tabled=tabled,

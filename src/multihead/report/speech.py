@@ -89,12 +89,17 @@ class Speech:
         return ""
 
 
+_PLACES = "places."
+"""Where the words begin that stand for those of tokens where a model reads something else."""
+
+
 @functools.cache
-def load_speech(lang: str) -> Speech:
+def load_speech(lang: str, reads: str = "text") -> Speech:
     """The words of a language.
 
     Args:
         lang: `"en"` or `"zh"`.
+        reads: What the model reads: places of pictures and recordings are not called tokens.
 
     Raises:
         MultiheadError: There are no words in this language.
@@ -106,4 +111,6 @@ def load_speech(lang: str) -> Speech:
             remedy="choose one of them",
         )
     path = files("multihead.report") / "page" / f"words.{lang}.json"
-    return Speech(json.loads(path.read_text(encoding="utf-8")))
+    words: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+    places = {key.removeprefix(_PLACES): said for key, said in words.items() if key.startswith(_PLACES)}
+    return Speech(words if reads == "text" else words | places)

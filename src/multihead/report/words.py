@@ -233,9 +233,11 @@ def warn_interrupted(record: CheckupRecord, speech: Speech) -> str:
     return speech("interrupted", measured=describe_measured(record.texts, record.reads, speech))
 
 
-def warn_lone(found: Judgement, speech: Speech) -> str:
-    """The line that says that words rest on too little for intervals, or `""`."""
-    return speech("lone") if found.once.any() else ""
+def warn_lone(record: CheckupRecord, speech: Speech) -> str:
+    """The line that says that so little was read that no number has an interval, or `""`."""
+    if record.texts.drawn < 2:
+        return speech("lone")
+    return speech("lone.repeats") if record.repeats is not None and record.repeats.drawn < 2 else ""
 
 
 def _explain(rule: Rule, sink: str, speech: Speech, *, aside: bool) -> str:

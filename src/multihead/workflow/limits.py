@@ -146,7 +146,7 @@ def checked_length(asked: int | None, limits: Limits) -> int:
         raise MultiheadError(
             asked="a maximum length between 4 and the longest input of the model",
             arrived=f"max_length={asked}, the model takes {hard if hard else 'any number of'} tokens",
-            remedy=f"pass max_length={min(max(asked, 4), hard or asked)}, or leave it out",
+            remedy=f"pass max_length={max(asked, 4) if hard is None else min(max(asked, 4), hard)}, or leave it out",
         )
     return asked
 
