@@ -70,10 +70,25 @@ def test_json_may_be_asked_for_in_other_words(capfd, asked):
     assert said(capfd, "locate", "./nowhere", "--json=false")[1] == ""
 
 
-def test_without_json_a_usage_error_is_told_to_people(capfd):
-    code, out, err = said(capfd, "checkup", "m", "--colour", "red")
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (["checkup", "m", "--colour", "red"], ["--colour"]),
+        (["frobnicate"], ["Available commands: ", "checkup", "compare", "locate", "models"]),
+        (["checkup", "tiny", "--lang", "x" * 100], ["x" * 100, 'Choose from: "en", "zh".']),
+        (["checkup", "tiny", "--out", ""], ["not an empty text; . is the working directory"]),
+        (["checkup", "m", "--rows", "[b]"], ["'[b]' is not a whole number"]),
+    ],
+)
+def test_without_json_a_usage_error_is_told_to_people_in_full(capfd, monkeypatch, fault, says):
+    monkeypatch.setenv("COLUMNS", "40")
+    code, out, err = said(capfd, *fault)
     assert (code, out) == (2, "")
-    assert "--colour" in err
+    assert all(words in err for words in says)
+    # Lines are left to the terminal to wrap: no box, and nothing cut off.
+    first, second = err.splitlines()
+    assert first.startswith("error: ")
+    assert second == "  fix: multihead COMMAND --help lists what a command takes"
 
 
 @pytest.mark.parametrize(
