@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -70,10 +71,25 @@ def test_json_may_be_asked_for_in_other_words(capfd, asked):
     assert said(capfd, "locate", "./nowhere", "--json=false")[1] == ""
 
 
-def test_without_json_a_usage_error_is_told_to_people(capfd):
-    code, out, err = said(capfd, "checkup", "m", "--colour", "red")
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (["checkup", "m", "--colour", "red"], ["--colour"]),
+        (["frobnicate"], ["Available commands: ", "checkup", "compare", "locate", "models"]),
+        (["checkup", "tiny", "--lang", "x" * 100], ["x" * 100, 'Choose from: "en", "zh".']),
+        (["checkup", "tiny", "--out", ""], ["not an empty text; . is the working directory"]),
+        (["checkup", "m", "--rows", "[b]"], ["'[b]' is not a whole number"]),
+    ],
+)
+def test_without_json_a_usage_error_is_told_to_people_in_full(capfd, monkeypatch, fault, says):
+    monkeypatch.setenv("COLUMNS", "40")
+    code, out, err = said(capfd, *fault)
     assert (code, out) == (2, "")
-    assert "--colour" in err
+    assert all(words in err for words in says)
+    # Lines are left to the terminal to wrap: no box, and nothing cut off.
+    first, second = err.splitlines()
+    assert first.startswith("error: ")
+    assert second == "  fix: multihead COMMAND --help lists what a command takes"
 
 
 @pytest.mark.parametrize(
@@ -310,3 +326,46 @@ def test_pictures_are_told_as_pictures(capfd):
     out = capfd.readouterr().out
     assert "pictures: 1, 17 positions; 1.0 s" in out
     assert "random" not in out
+
+
+@pytest.mark.parametrize("command", ["checkup", "locate"])
+def test_help_names_all_that_model_may_be(capfd, command):
+    _, out, _ = said(capfd, command, "--help")
+    assert "transformers model, a .gguf file, or a hub name" in re.sub(r"[\s│]+", " ", out)
+
+
+def test_repeats_for_pictures_are_refused_where_they_are_given(told, tmp_path):
+    from PIL import Image
+
+    from workflow.fakes import viewer
+
+    Image.new("RGB", (40, 30), "red").save(tmp_path / "red.png")
+    viewer().save_pretrained(tmp_path / "viewer")
+    asked = ["checkup", tmp_path / "viewer", "--images", tmp_path / "red.png", "--out", tmp_path / "out"]
+    code, data, _ = told(*asked, "--repeats", 4)
+    assert (code, data["error"]["arrived"]) == (2, "repeats=4")
+    assert data["error"]["asked"] == "repeats, the runs of random tokens, for a model that reads images"
+    assert "leave it out" in data["error"]["remedy"]
+    assert not (tmp_path / "out").exists()
+    # None asked for and none run: nothing is ignored.
+    for given in ([], ["--repeats", "0"]):
+        code, data, _ = told(*asked, *given)
+        assert (code, data["repeats"]) == (0, None)
+
+
+def test_repeats_of_text_are_eight_where_none_are_given():
+    assert [door._runs(given, reads="text") for given in (None, 0, 3)] == [8, 0, 3]
+    assert door._runs(None, reads="audio") == 8
+    with pytest.raises(mh.MultiheadError, match="reads audio"):
+        door._runs(1, reads="audio")
+
+
+def test_the_documents_fields_are_in_the_reference(told, asked, checked, tmp_path):
+    """Every name a document holds stands in the page that lists them."""
+    reference = (Path(__file__).parents[2] / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+    _, one, _ = told(*asked, "--out", tmp_path / "out")
+    _, two, _ = told("compare", checked["tiny"], checked["back"], "--out", tmp_path / "page")
+    names = {*one, *two, *one["model"], *one["heads"][0]["looks_like"], *two["drift"][0], *two["flips"][0]}
+    names |= {name for note in one["notes"] for name in note}
+    names |= {"head", "stack", "layer", "index"} & set(one["heads"][0])
+    assert not [name for name in names if f"`{name}`" not in reference]

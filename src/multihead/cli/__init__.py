@@ -72,10 +72,9 @@ def run(arguments: Sequence[str]) -> int:
     """
     errors = Console(stderr=True, soft_wrap=True)
     as_json = any(asks_json(argument) for argument in arguments)
-    # Usage errors are drawn as a box, and a script wants one document alone.
-    usage = Console(quiet=True) if as_json else errors
     try:
-        code = app(list(arguments), exit_on_error=False, result_action="return_value", error_console=usage)
+        # cyclopts would draw its errors in a box that cuts a line off at the width of the terminal.
+        code = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
     except BrokenPipeError:
         # Whoever read the output has seen enough (`| head`): what was measured is written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -88,8 +87,6 @@ def run(arguments: Sequence[str]) -> int:
     except (CycloptsError, MultiheadError, OSError, MemoryError, RuntimeError) as problem:
         if isinstance(problem, RuntimeError) and memory_error(problem) is None:
             raise
-        # Of usage errors cyclopts has told people.
-        if as_json or not isinstance(problem, CycloptsError):
-            tell_error(problem, errors, as_json=as_json)
+        tell_error(problem, errors, as_json=as_json)
         return BAD_INPUT
     return code if isinstance(code, int) else 0

@@ -48,6 +48,7 @@ _STRONGEST = {
     ),
 }
 _SHOWN, _MUCH = 6, 2_000_000
+_REPEATS = 8
 # Below this share a ranking is one of noise.
 _WORTH_TELLING = 0.3
 
@@ -69,7 +70,7 @@ def checkup(  # noqa: PLR0913 - options of a command, each with its own line of 
     audio: Paths = None,
     max_length: Annotated[int | None, Parameter(converter=_whole)] = None,
     rows: Annotated[int | None, Parameter(converter=_whole)] = None,
-    repeats: Annotated[int, Parameter(converter=_whole)] = 8,
+    repeats: Annotated[int | None, Parameter(converter=_whole)] = None,
     out: Folder = Path("checkup"),
     resume: Annotated[bool, Parameter(negative="")] = False,
     lang: Literal["en", "zh"] = "en",
@@ -81,7 +82,7 @@ def checkup(  # noqa: PLR0913 - options of a command, each with its own line of 
     Parameters
     ----------
     model
-        A packaged name (`multihead models`), a folder with a transformers model, or a hub name.
+        A packaged name (`multihead models`), a folder with a transformers model, a .gguf file, or a hub name.
     text
         Files or folders with text (.txt, .md, .jsonl with a "text" field); the default texts if not given.
     images
@@ -95,7 +96,8 @@ def checkup(  # noqa: PLR0913 - options of a command, each with its own line of 
         Measure so many query rows (64 or more) of every longer chunk, drawn evenly, and give every number an interval;
         all rows if not given: every number is exact then.
     repeats
-        Runs of random tokens repeated four times, which show induction heads: up to 1000, 0 for none.
+        Runs of random tokens repeated four times, which show induction heads: up to 1000, 0 for none; default 8. For
+        models that read text.
     out
         Folder for the page and the records; one run at a time writes there.
     resume
@@ -115,6 +117,7 @@ def checkup(  # noqa: PLR0913 - options of a command, each with its own line of 
         material = _read({"text": text, "images": images, "audio": audio}, console)
         with console.status(f"loading {escape(model)}"):
             opened = open_model(model, device=device)
+        runs = _runs(repeats, reads=opened.reads if text is None else "text")
         _begin(out, console, resume=resume)
         _say_size(material, console)
         with PlaceProgress(console) as progress:
@@ -123,7 +126,7 @@ def checkup(  # noqa: PLR0913 - options of a command, each with its own line of 
                 material=material,
                 max_length=max_length,
                 rows=rows,
-                repeats=repeats,
+                repeats=runs,
                 journal=out / JOURNAL,
                 on_progress=progress.update,
             )
@@ -136,6 +139,17 @@ def checkup(  # noqa: PLR0913 - options of a command, each with its own line of 
     else:
         _tell(report, page, seconds)
     return 0 if report.record.complete else INTERRUPTED
+
+
+def _runs(repeats: int | None, *, reads: str) -> int:
+    """How many runs of repeated tokens; what could only be ignored is refused, as --max-length is."""
+    if repeats and reads != "text":
+        raise MultiheadError(
+            asked=f"repeats, the runs of random tokens, for a model that reads {reads}",
+            arrived=f"repeats={repeats}",
+            remedy="leave it out: only a model that reads text is shown tokens",
+        )
+    return _REPEATS if repeats is None else repeats
 
 
 def _begin(out: Path, console: Console, *, resume: bool) -> None:

@@ -1,6 +1,7 @@
 """`multihead compare A B`: two checkups held against each other."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,7 +13,7 @@ from rich.table import Table
 from multihead.cli.facts import of_comparison
 from multihead.cli.output import Folder, Json, check_out, tell_json
 from multihead.error import MultiheadError
-from multihead.measure.role import Comparison
+from multihead.measure.role import Comparison, Drift
 from multihead.workflow import Compared, load_checkup
 from multihead.workflow import compare as compare_reports
 
@@ -80,20 +81,42 @@ def _tell(compared: Compared, page: Path) -> None:
     if len(found.flips) > _SHOWN:
         console.print(f"and {len(found.flips) - _SHOWN} more on the page", markup=False)
     moved = _moved(found)
-    if moved.rows:
-        console.print(moved)
+    if moved:
+        console.print(_table(found, moved[:_SHOWN]))
+    if len(moved) > _SHOWN:
+        console.print(f"and {len(moved) - _SHOWN} more: the page and --json have them all", markup=False)
     console.print(f"\npage: {page}", markup=False)
 
 
-def _moved(found: Comparison) -> Table:
-    """The statistics in which most heads are apart, each with the head that moved most."""
-    moved = Table(box=None, pad_edge=False)
+def _moved(found: Comparison) -> list[Drift]:
+    """The numbers that moved, as the page has them: most heads apart first, then farthest on their own scale.
+
+    Baselines and counts of rows say something of the texts, not of the heads, and are left out.
+    """
+    moved = [
+        drift
+        for drift in found.drifts
+        if not drift.quantity.name.endswith("_even")
+        and not drift.quantity.name.startswith("rows_")
+        and drift.size() > 0
+    ]
+    return sorted(moved, key=lambda drift: (-int(drift.apart.sum()), -drift.size() / _scale(drift)))
+
+
+def _scale(drift: Drift) -> float:
+    """How far apart the heads are in this number; where they are almost alike a small step is no large one."""
+    values = np.concatenate([drift.before, drift.after])
+    finite = values[np.isfinite(values)]
+    return max(float(np.ptp(finite)), 0.1 * float(np.abs(finite).max()), 1e-12)
+
+
+def _table(found: Comparison, moved: Sequence[Drift]) -> Table:
+    """Each number with the head that moved most."""
+    table = Table(box=None, pad_edge=False)
     for column in ("statistic", "on the", "heads apart", "moved most", "from", "to"):
-        moved.add_column(column)
-    for drift in sorted(found.drifts, key=lambda d: -int(d.apart.sum()))[:_SHOWN]:
-        change = np.nan_to_num(np.abs(drift.change), nan=0.0)
-        most = int(change.argmax())
-        if change[most] > 0:
-            ends = (f"{drift.before[most]:.3g}", f"{drift.after[most]:.3g}")
-            moved.add_row(drift.quantity.name, drift.part, str(int(drift.apart.sum())), str(found.heads[most]), *ends)
-    return moved
+        table.add_column(column)
+    for drift in moved:
+        most = int(np.nan_to_num(np.abs(drift.change), nan=0.0).argmax())
+        ends = (f"{drift.before[most]:.3g}", f"{drift.after[most]:.3g}")
+        table.add_row(drift.quantity.name, drift.part, str(int(drift.apart.sum())), str(found.heads[most]), *ends)
+    return table

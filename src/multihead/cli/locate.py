@@ -14,7 +14,7 @@ def locate(model: str, /, *, as_json: Json = False) -> int:
     Parameters
     ----------
     model
-        A packaged name (`multihead models`), a folder with a transformers model, or a hub name.
+        A packaged name (`multihead models`), a folder with a transformers model, a .gguf file, or a hub name.
     as_json
         Print one JSON document.
     """

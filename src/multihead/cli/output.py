@@ -105,7 +105,8 @@ def tell_error(problem: Exception, errors: Console, *, as_json: bool) -> None:
             problem = closed  # the output itself cannot be written to: only people can be told
         else:
             return
-    fix = f"\n  fix: {remedy_of(problem)}" if isinstance(problem, OSError) else ""
+    # The words of our own errors hold their remedy.
+    fix = "" if isinstance(problem, MultiheadError) else f"\n  fix: {_parts(problem)['remedy']}"
     errors.print(f"error: {problem}{fix}", markup=False, highlight=False)
 
 
