@@ -233,7 +233,7 @@ def test_a_cache_that_was_filled_before_is_refused():
 def test_generating_without_a_cache_gives_a_document_for_each_pass():
     model = FAMILIES["gpt2"].build()
     with watch(model) as w:
-        model.generate(ids(1, 4), max_new_tokens=3, do_sample=False, use_cache=False)
+        model.generate(ids(1, 4), min_new_tokens=3, max_new_tokens=3, do_sample=False, use_cache=False)
     assert [d.tokens for d in w.statistics().documents] == [4, 5, 6]
 
 
