@@ -153,6 +153,7 @@ def _run(
     def take(call: Call) -> None:
         assert fed is not None, "no call comes before the first batch"
         recorder.take(call, fed.batch.document, key=key, fed=fed)
+        heap.give_back()
 
     with _evaluating(model), torch.no_grad(), watching(model, take) as watched:
         for place, (batch, key) in plan.steps:  # noqa: B007 - read by `take`
@@ -163,7 +164,6 @@ def _run(
             if kept is not None:
                 kept.write(place, recorder.ledger.sheet)
             recorder.ledger.post()
-            heap.give_back()
             finish(place)
 
 
