@@ -351,8 +351,8 @@ def _no_tokenizer(found: _Source, arrived: str) -> MultiheadError:
     return MultiheadError(
         asked=f"the tokenizer of {found.name}",
         arrived="the folder has no tokenizer files (tokenizer.json, vocab.txt, ...)" if absent else arrived,
-        remedy="put tokenizer.json beside the model (tokenizer.save_pretrained(folder) writes it), or, in Python, give a "
-        "tokenizer: mh.load_model(folder, tokenizer=mine)",
+        remedy="put tokenizer.json beside the model (tokenizer.save_pretrained(folder) writes it), or, in Python, give "
+        "a tokenizer: mh.load_model(folder, tokenizer=mine)",
     )
 
 
