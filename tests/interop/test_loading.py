@@ -284,9 +284,9 @@ def test_a_gguf_that_is_none(tmp_path):
     ("content", "says"),
     [
         (b'{"model_type": "bert",\n "x": }', "Expecting value in line 2, column 7"),
-        (b"", "Expecting value in line 1, column 1"),
+        (b"", "not JSON, Expecting value in line 1, column 1"),
         (b'{"x": "\xff"}', "byte 8 is no UTF-8"),
-        (b"[1]", "it holds a list, not an object"),
+        (b"[1]", "no JSON object: it holds a list"),
         (b"[" * 100_000, "lists in lists without end"),
     ],
 )

@@ -78,7 +78,7 @@ def check_config(file: Path) -> None:
     try:
         told = json.loads(file.read_text(encoding="utf-8"))
     except json.JSONDecodeError as fault:
-        why = f"{fault.msg} in line {fault.lineno}, column {fault.colno}"
+        why = f"not JSON, {fault.msg} in line {fault.lineno}, column {fault.colno}"
     except UnicodeDecodeError as fault:
         why = f"byte {fault.start + 1} is no UTF-8"
     except RecursionError:
@@ -92,10 +92,10 @@ def check_config(file: Path) -> None:
     else:
         if isinstance(told, dict):
             return
-        why = f"it holds a {type(told).__name__}, not an object"
+        why = f"it holds a {type(told).__name__}"
     raise MultiheadError(
         asked=f"the settings of a model as JSON in {file}",
-        arrived=f"the file is not what config.json must be: {why}",
+        arrived=f"the file is no JSON object: {why}",
         remedy="mend that place, or get config.json again",
     )
 
