@@ -105,7 +105,43 @@ def test_a_tokenizer_that_is_given_is_taken(tmp_path):
 @pytest.mark.parametrize("name", ["bert", "llama", "albert"])
 def test_a_missing_tokenizer_is_told(name, tmp_path):
     save(FAMILIES[name].build(), tmp_path, words=False)
-    assert "tokenizer=" in refused(tmp_path, "the tokenizer of").remedy
+    remedy = refused(
+        tmp_path, r"the tokenizer of .*\n  got: the folder has no tokenizer files \(tokenizer\.json"
+    ).remedy
+    assert re.match(r"put tokenizer\.json beside the model .*, or, in Python, give a tokenizer: .*tokenizer=", remedy)
+
+
+def test_a_tokenizer_that_cannot_be_built_is_told_whole(tmp_path):
+    save(FAMILIES["llama"].build(), tmp_path, words=False)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    told = refused(tmp_path, "the tokenizer of").arrived
+    assert "no tokenizer files" not in told
+    assert not told.endswith((":", ": "))
+    assert "serialization file" in told
+
+
+@pytest.mark.parametrize(("name", "key"), [("llama", "q_proj.weight"), ("bert", "query.weight")])
+@pytest.mark.parametrize("pickled", [False, True])
+def test_a_weight_of_another_shape_is_named_with_both_shapes(name, key, pickled, tmp_path):
+    save(FAMILIES[name].build(), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    key = next(one for one in tensors if one.endswith(key))
+    rows, columns = tensors[key].shape
+    tensors[key] = tensors[key][: rows // 2].clone()
+    if pickled:
+        (tmp_path / "model.safetensors").unlink()
+        torch.save(tensors, tmp_path / "pytorch_model.bin")
+    else:
+        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    says = f"{re.escape(key)}: {rows // 2}x{columns} in the file, {rows}x{columns} by the config\n"
+    assert "config.json and the weights are of different models" in refused(tmp_path, says).remedy
+
+
+def test_many_weights_of_other_shapes_are_counted(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": config["intermediate_size"] + 2}))
+    # Two weights and a bias in each of two layers.
+    refused(folder, r"got: encoder\.layer\.0\..* and 3 more\n")
 
 
 def test_a_pickle_in_a_folder_is_read_as_tensors(folder):
@@ -233,7 +269,30 @@ def test_a_folder_with_two_ggufs(tmp_path):
 
 def test_a_gguf_that_is_none(tmp_path):
     (tmp_path / "a.gguf").write_bytes(b"not really")
+    error = refused(tmp_path / "a.gguf", r"a\.gguf\n  got: no GGUF file: its first bytes are b'not real', not b'GGUF'")
+    assert "get the file again" in error.remedy
+    refused(tmp_path, "no GGUF file: its first bytes")
+    (tmp_path / "a.gguf").write_bytes(b"")
+    refused(tmp_path, "no GGUF file: it is empty")
+    (tmp_path / "a.gguf").write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert "git lfs pull" in refused(tmp_path, "a pointer of Git LFS").remedy
+    (tmp_path / "a.gguf").write_bytes(b"GGUF and no more")
     refused(tmp_path / "a.gguf", "the model .*a.gguf")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b'{"model_type": "bert",\n "x": }', "Expecting value in line 2, column 7"),
+        (b"", "not JSON, Expecting value in line 1, column 1"),
+        (b'{"x": "\xff"}', "byte 8 is no UTF-8"),
+        (b"[1]", "no JSON object: it holds a list"),
+        (b"[" * 100_000, "lists in lists without end"),
+    ],
+)
+def test_a_config_that_is_no_json_is_told_with_the_place(folder, content, says):
+    (folder / "config.json").write_bytes(content)
+    assert "config.json again" in refused(folder, rf"as JSON in .*config\.json\n  got: .*{says}").remedy
 
 
 def test_a_config_without_a_kind(folder):
@@ -278,7 +337,7 @@ def test_without_what_reads_gguf(tmp_path, monkeypatch):
     def absent(*args, **options):
         raise ImportError("Loading a GGUF checkpoint requires gguf>=0.10.0")
 
-    (tmp_path / "a.gguf").touch()
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
     monkeypatch.setattr(hf.AutoModelForCausalLM, "from_pretrained", absent)
     assert "gguf" in refused(tmp_path, "requires gguf").remedy
 

@@ -101,6 +101,35 @@ def test_damaged_records_are_refused_with_the_reason(rng, tmp_path, fault, messa
         load_checkup(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"reads": "x"}, r'one of text, images, audio as "reads" in .*record\.json\n  got: "x"\n  fix: .*put back'),
+        ({"reads": ["text"]}, r'as "reads" .*\n  got: \["text"\]'),
+        ({"settings": 7}, r'an object of strings as "settings" in .*\n  got: 7\n'),
+        ({"settings": "x"}, r'"settings" .*\n  got: "x"'),
+        ({"settings": {"max_length": 5}}, r'"settings" .*\n  got: \{"max_length": 5\}'),
+        ({"versions": 7}, r'"versions" .*\n  got: 7'),
+        ({"created": None}, r'a string as "created" .*\n  got: null'),
+        ({"complete": 1}, r'true or false as "complete" .*\n  got: 1'),
+        ({"model": "z" * 100}, r'an object as "model" .*\n  got: "z{79}\.\.\.\n'),
+    ],
+)
+def test_a_field_of_another_kind_is_named_with_what_it_holds(rng, tmp_path, change, says):
+    save_checkup(checkup(rng), tmp_path)
+    damage_json(tmp_path, lambda d: d.update(change))
+    with pytest.raises(RecordError, match=says):
+        load_checkup(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["name", "architecture", "parameters"])
+def test_a_fact_of_another_kind_is_named_with_what_it_holds(rng, tmp_path, key):
+    save_checkup(checkup(rng), tmp_path)
+    damage_json(tmp_path, lambda d: d["model"].update({key: [1]}))
+    with pytest.raises(RecordError, match=rf'as "model\.{key}" in .*\n  got: \[1\]\n'):
+        load_checkup(tmp_path)
+
+
 def test_unwritable_folder_is_named_and_nothing_is_left(rng, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(RecordError, match="choose a folder: a file is there"):

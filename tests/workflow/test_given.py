@@ -2,6 +2,7 @@
 
 import inspect
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,6 +59,8 @@ def refused(says, *given, **named):
         ({"material": ""}, "a text of at least 2 tokens"),
         ({"material": iter(())}, "at least one text"),
         ({"material": []}, "at least one text"),
+        ({"material": "bad \ud800 here"}, r"text 1 \('bad \\ud800 here'\): its character 5 is '\\ud800', half of one"),
+        ({"material": [PROSE, PROSE + "\udfff"]}, r"text 2 .*its character 24 is '\\udfff'.*\n  fix: decode the text"),
         ({"material": io.StringIO(PROSE)}, "got: StringIO"),
         ({"tokenizer": [PROSE]}, "a tokenizer as the second argument"),
         ({"tokenizer": str}, r"and tokenizer\.get_vocab\(\)\n  got: type"),
@@ -70,6 +73,20 @@ def test_odd_arguments_are_refused_in_words(named, says):
 @pytest.mark.parametrize("model", [None, 5, [], {}, torch.nn.Linear])
 def test_what_is_no_model_is_refused(model):
     refused(r'a model to check.*\n  got: .*\n  fix: pass one, for example mh\.checkup\("minilm"\)', model)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("x" * 5000, r"got: 'x{80}\.\.\.', 5000 characters: File name too long\n  fix: name one"),
+        (Path("y" * 300), r"got: 'y{80}\.\.\.', 300 characters: File name too long"),
+        ("a\0b", r"got: 'a\\x00b', 3 characters: it holds a null byte"),
+    ],
+)
+def test_a_name_that_cannot_be_looked_up_is_shown_cut(name, says):
+    refused(says, name)
+    with pytest.raises(mh.MultiheadError, match=says):
+        mh.open_model(name)
 
 
 def test_a_model_may_be_named():

@@ -13,6 +13,8 @@ from multihead.error import MultiheadError
 _INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
 _POINTER = b"version https://git-lfs"
+_GGUF = b"GGUF"
+_TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "tokenizer_config.json", "tekken.json")
 _LENGTH = 8
 _SHOWN = 3
 _AGAIN = "get the file again: the copy or the download did not finish"
@@ -47,6 +49,60 @@ def check_files(folder: Path) -> None:
     # Beside the model's own file others may lie that nobody reads.
     for name in named or ([_WHOLE] if _WHOLE in found else found):
         _check(folder / name)
+
+
+def check_gguf(file: Path) -> None:
+    """Refuse a file that does not begin as every GGUF file does, with the letters GGUF.
+
+    Raises:
+        MultiheadError: It begins otherwise, or cannot be read.
+    """
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(len(_POINTER))
+    except OSError as fault:
+        raise _broken(file, str(fault.strerror), "give yourself the right to read the file") from fault
+    if start == _POINTER:
+        raise _broken(file, "a pointer of Git LFS, not the weights", "run `git lfs pull` in the folder")
+    if not start.startswith(_GGUF):
+        first = f"its first bytes are {start[:_LENGTH]!r}, not {_GGUF!r}" if start else "it is empty"
+        raise _broken(file, f"no GGUF file: {first}", "get the file again, or name the one you mean")
+
+
+def check_config(file: Path) -> None:
+    """Refuse a `config.json` that is no JSON object, and say where it stops being one.
+
+    Raises:
+        MultiheadError: It is not JSON, not UTF-8, no object, or cannot be read.
+    """
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as fault:
+        why = f"not JSON, {fault.msg} in line {fault.lineno}, column {fault.colno}"
+    except UnicodeDecodeError as fault:
+        why = f"byte {fault.start + 1} is no UTF-8"
+    except RecursionError:
+        why = "lists in lists without end"
+    except OSError as fault:
+        raise MultiheadError(
+            asked=f"the settings of a model in {file}",
+            arrived=str(fault.strerror),
+            remedy="give yourself the right to read the file",
+        ) from fault
+    else:
+        if isinstance(told, dict):
+            return
+        why = f"it holds a {type(told).__name__}"
+    raise MultiheadError(
+        asked=f"the settings of a model as JSON in {file}",
+        arrived=f"the file is no JSON object: {why}",
+        remedy="mend that place, or get config.json again",
+    )
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds any file that a tokenizer of transformers is read from."""
+    return any((folder / name).is_file() for name in _TOKENIZERS) or any(folder.glob("*.model"))
 
 
 def _named(index: Path) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch import nn
 
 from multihead.error import MultiheadError
 from multihead.interop.facts import PictureFacts, SoundFacts, picture_facts, reads_images, reads_sounds, sound_facts
-from multihead.interop.files import check_files
+from multihead.interop.files import check_config, check_files, check_gguf, has_tokenizer
 from multihead.interop.quiet import quiet_transformers
 from multihead.interop.weights import check_weights
 
@@ -21,6 +21,7 @@ from multihead.interop.weights import check_weights
 _FEWEST_TOKENS = 2
 _LAYER = re.compile(r"\.\d+\.")
 _SHOWN = 3
+_TOLD = 300
 _CONVERT = (
     "from transformers import AutoModel; AutoModel.from_pretrained(NAME).save_pretrained(FOLDER) writes safetensors, "
     "once, where you trust the file; then load FOLDER"
@@ -87,14 +88,18 @@ def load_model(
         The model with its tokenizer.
 
     Raises:
-        MultiheadError: There is no such model, or no tokenizer; weights are missing, pickled or not finite; a package
-            or the device is missing.
+        MultiheadError: There is no such model, or no tokenizer; `config.json` is no JSON; weights are missing, of
+            another shape, pickled or not finite; a package or the device is missing.
 
     Example:
         >>> loaded = load_model("folder/with/a/model")  # doctest: +SKIP
         >>> loaded.model(**loaded.tokenizer("A text.", return_tensors="pt"))  # doctest: +SKIP
     """
     found = _find(source)
+    if found.gguf:
+        check_gguf(Path(found.place, found.gguf))
+    elif found.local:
+        check_config(Path(found.place, "config.json"))
     device = checked_device(device)
     if dtype is None and device.type == "cpu":
         dtype = torch.float32
@@ -201,8 +206,16 @@ def _model(kind: Any, found: _Source, options: Mapping[str, Any]) -> nn.Module:
 
     def load() -> nn.Module:
         model, told = kind.from_pretrained(
-            found.place, output_loading_info=True, weights_only=True, **found.options, **stored, **options
+            found.place,
+            output_loading_info=True,
+            weights_only=True,
+            # So that it tells which; they are refused all the same.
+            ignore_mismatched_sizes=True,
+            **found.options,
+            **stored,
+            **options,
         )
+        _check_shapes(model, found, told)
         _check_complete(model, found, told)
         return model
 
@@ -228,6 +241,27 @@ def _quantised(config: object) -> str:
     stated: Mapping[str, object] = told if isinstance(told, Mapping) else vars(told)
     method = stated.get("quant_method", "a method it does not name")
     return str(getattr(method, "value", method))
+
+
+def _check_shapes(model: nn.Module, found: _Source, told: Mapping[str, Any]) -> None:
+    """Refuse weights of other shapes than the model's: they would be random numbers."""
+    # Sorted as text: some keys are the same but for their shapes.
+    other = sorted(told["mismatched_keys"], key=str)
+    if not other:
+        return
+    shown = ", ".join(
+        f"{key}: {_by(stored)} in the file, {_by(due)} by the config" for key, stored, due in other[:_SHOWN]
+    )
+    more = f" and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
+    raise MultiheadError(
+        asked=f"the weights of {type(model).__name__} in {found.name}",
+        arrived=f"{shown}{more}",
+        remedy="config.json and the weights are of different models, or one was changed: get both from the same place",
+    )
+
+
+def _by(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "one number"
 
 
 def _check_complete(model: nn.Module, found: _Source, told: Mapping[str, Any]) -> None:
@@ -263,7 +297,7 @@ def _tokenizer(transformers: Any, found: _Source, model: nn.Module) -> Any:
     except Exception as fault:
         if not needed:
             return None
-        raise _no_tokenizer(found, _first_line(fault)) from fault
+        raise _no_tokenizer(found, " ".join(str(fault).split())[:_TOLD] or type(fault).__name__) from fault
     plain = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
     if len(plain) < _FEWEST_TOKENS:
         if not needed:
@@ -312,10 +346,13 @@ def _told(found: _Source, load: Callable[[], Any]) -> Any:
 
 
 def _no_tokenizer(found: _Source, arrived: str) -> MultiheadError:
+    # What transformers says of files that are not there speaks of other things.
+    absent = found.local and not found.gguf and not has_tokenizer(Path(found.place))
     return MultiheadError(
         asked=f"the tokenizer of {found.name}",
-        arrived=arrived,
-        remedy="put its files beside the model (tokenizer.save_pretrained(folder)), or pass tokenizer=",
+        arrived="the folder has no tokenizer files (tokenizer.json, vocab.txt, ...)" if absent else arrived,
+        remedy="put tokenizer.json beside the model (tokenizer.save_pretrained(folder) writes it), or, in Python, give "
+        "a tokenizer: mh.load_model(folder, tokenizer=mine)",
     )
 
 

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -26,6 +26,8 @@ from multihead.record.run import CheckupRecord, ModelFacts
 FORMAT = "multihead/checkup"
 FORMAT_VERSION = 2
 READABLE = (1, 2)
+READS = ("text", "images", "audio")
+_SHOWN = 80
 RECORD, SUMS, TABLE = "record.json", "record.safetensors", "heads.parquet"
 
 
@@ -74,6 +76,7 @@ def load_checkup(folder: Path) -> CheckupRecord:
             remedy="give the folder that `multihead checkup --out` wrote",
         ) from problem
     data = _checked(raw, path)
+    _check_kinds(data, path)
     if data["sums"] != _described(packed):
         raise RecordError(
             asked=f"{SUMS} as {RECORD} describes it in {path.parent}",
@@ -181,7 +184,6 @@ def _to_json(record: CheckupRecord, sums: dict[str, str]) -> dict[str, Any]:
 def _from_json(data: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> CheckupRecord:
     model = dict(data["model"])
     model["special_tokens"] = tuple(model["special_tokens"])
-    _check_kinds(model | {"complete": data["complete"], "reads": data.get("reads", "text")})
     return CheckupRecord(
         model=ModelFacts(**model),
         texts=from_parts("texts", data["texts"], tensors),
@@ -194,14 +196,44 @@ def _from_json(data: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> 
     )
 
 
-_KINDS: Mapping[str, type] = {"name": str, "architecture": str, "parameters": int, "complete": bool, "reads": str}
+def _is(kind: type) -> Callable[[object], bool]:
+    # True is an int, too: the kind must be the very one.
+    return lambda value: type(value) is kind
 
 
-def _check_kinds(fields: Mapping[str, Any]) -> None:
-    """Raise TypeError where a field is of another kind: the page would stumble over it much later."""
-    for name, kind in _KINDS.items():
-        if type(fields[name]) is not kind:
-            raise TypeError(f"{name} is {fields[name]!r}, which is no {kind.__name__}")
+def _is_words(value: object) -> bool:
+    return isinstance(value, dict) and all(type(one) is str for one in cast(dict[str, object], value).values())
+
+
+# Key, rule in words, rule. The page would stumble over another kind much later.
+_FIELDS: tuple[tuple[str, str, Callable[[object], bool]], ...] = (
+    ("created", "a string", _is(str)),
+    ("complete", "true or false", _is(bool)),
+    ("reads", f"one of {', '.join(READS)}", lambda value: isinstance(value, str) and value in READS),
+    ("versions", "an object of strings", _is_words),
+    ("settings", "an object of strings", _is_words),
+    ("model", "an object", _is(dict)),
+)
+_MODEL_FIELDS: tuple[tuple[str, str, Callable[[object], bool]], ...] = (
+    ("name", "a string", _is(str)),
+    ("architecture", "a string", _is(str)),
+    ("parameters", "a whole number", _is(int)),
+)
+
+
+def _check_kinds(data: Mapping[str, Any], path: Path) -> None:
+    """Refuse a field that holds another kind of thing; one that is not there is found later."""
+    for inside, fields in (("", _FIELDS), ("model", _MODEL_FIELDS)):
+        # The fields of the record come first: by now the model is an object, or not there.
+        held = cast(Mapping[str, Any], data.get(inside, {}) if inside else data)
+        for key, rule, holds in fields:
+            if key in held and not holds(held[key]):
+                told = json.dumps(held[key])
+                raise RecordError(
+                    asked=f"{rule} as {json.dumps(f'{inside}.{key}' if inside else key)} in {path}",
+                    arrived=told if len(told) <= _SHOWN else f"{told[:_SHOWN]}...",
+                    remedy="the file was changed by hand or damaged: put back what it held, or run the checkup again",
+                )
 
 
 def _table(record: CheckupRecord) -> Any:

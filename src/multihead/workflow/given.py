@@ -49,10 +49,12 @@ def given_material(material: object, reads: str) -> Any:
         reads: What the model reads: `"text"`, `"images"` or `"audio"`.
 
     Raises:
-        MultiheadError: A string that could be the name of a file, or what nothing can be read from.
+        MultiheadError: A string that could be the name of a file or holds half a character, or what nothing can be read
+            from.
     """
     if isinstance(material, str):
         _check_text(material)
+        _check_characters(1, material)
         return [material]
     if isinstance(material, Text | Picture | Sound | Path):
         material = [material]
@@ -65,6 +67,9 @@ def given_material(material: object, reads: str) -> Any:
             remedy="pass a list: of strings, of Text, Picture or Sound objects, or of paths (pathlib.Path)",
         )
     every = list(cast(Iterable[Any], material))
+    for number, one in enumerate(every, start=1):
+        if isinstance(one, str):
+            _check_characters(number, one)
     if every and all(isinstance(one, Path) for one in every):
         return {"text": read_texts, "images": read_images, "audio": read_sounds}[reads](every)
     return every
@@ -92,6 +97,21 @@ def _check_text(text: str) -> None:
             arrived=f"{text[:60]!r}, which looks like the name of a file or a folder",
             remedy="pass pathlib.Path(name) to read the file; a text as short as this goes in a list: [text]",
         )
+
+
+def _check_characters(number: int, text: str) -> None:
+    """Refuse a text that has no UTF-8: half of a pair of UTF-16 is no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as fault:
+        start = ascii(text[:40])
+        raise MultiheadError(
+            asked="texts of whole characters, as UTF-8 can hold them",
+            arrived=f"text {number} ({start}): its character {fault.start + 1} is {text[fault.start]!a}, half of "
+            "one (a lone surrogate)",
+            remedy="decode the text as what it is (UTF-8, UTF-16, ...), or take such characters out: "
+            "text.encode('utf-8', 'ignore').decode()",
+        ) from fault
 
 
 def _exists(text: str) -> bool:

@@ -15,6 +15,7 @@ from multihead.corpus.files import shown_name
 from multihead.error import MultiheadError
 from multihead.interop import LoadedModel, PictureFacts, SoundFacts, load_model, load_packaged
 
+_SHOWN = 80
 _SNAPSHOT = re.compile(r"(?:^|[/\\])models--([^/\\]+)[/\\]snapshots[/\\][^/\\]+[/\\]?$")
 
 
@@ -61,6 +62,7 @@ def open_model(name: str | Path, *, device: str = "cpu") -> OpenedModel:
         >>> opened = open_model("minilm")  # doctest: +SKIP
     """
     _check_kinds(name, device)
+    _check_length(name)
     if isinstance(name, Path) or name not in PACKAGED:
         _check_spelling(name)
         return _opened(load_model(name, device=device), called(name))
@@ -110,6 +112,25 @@ def _check_kinds(name: object, device: object) -> None:
     ):
         if not isinstance(given, kinds):
             raise MultiheadError(asked=asked, arrived=f"{type(given).__name__} {str(given)[:60]!r}", remedy=remedy)
+
+
+def _check_length(name: str | Path) -> None:
+    """Refuse what no system can look up, before it is looked up."""
+    text = str(name)
+    try:
+        Path(text).expanduser().exists()
+        # A null byte is no fault to `exists`, only to what opens the file.
+        why = "it holds a null byte" if "\0" in text else ""
+    # Without a home `~` has no meaning.
+    except (OSError, ValueError, RuntimeError) as fault:
+        why = getattr(fault, "strerror", None) or str(fault)
+    if why:
+        cut = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        raise MultiheadError(
+            asked="a packaged model, a folder or a hub name",
+            arrived=f"{cut!a}, {len(text)} characters: {why}",
+            remedy="name one: `multihead models` lists the packaged ones",
+        )
 
 
 def _check_spelling(name: str | Path) -> None:
