@@ -228,7 +228,7 @@ def _check_kinds(data: Mapping[str, Any], path: Path) -> None:
         held = cast(Mapping[str, Any], data.get(inside, {}) if inside else data)
         for key, rule, holds in fields:
             if key in held and not holds(held[key]):
-                told = json.dumps(held[key])
+                told = f"{key} is {held[key]!r}"
                 raise RecordError(
                     asked=f"{rule} as {json.dumps(f'{inside}.{key}' if inside else key)} in {path}",
                     arrived=told if len(told) <= _SHOWN else f"{told[:_SHOWN]}...",
