@@ -9,6 +9,7 @@ import torch
 from multihead.attend import Softmax
 
 BINS = 32
+NINETY = 0.9 - 1e-5
 
 
 @dataclass
@@ -246,9 +247,9 @@ def _left(sums, row):
 def span90(weights):
     """Distance that holds 90 %: exact up to 15, then in proportion inside octaves."""
     total = sum(p for _, p in weights.values())
-    if total <= 0:
+    if total <= 1e-12:
         return 0.0
-    wanted, have = (0.9 - 1e-5) * total, 0.0
+    wanted, have = NINETY * total, 0.0
     bounds = [(d, d) for d in range(16)] + [(2**k, 2 ** (k + 1) - 1) for k in range(4, 40)]
     for low, high in bounds:
         inside = sum(p for d, p in weights.values() if low <= abs(d) <= high)

@@ -201,8 +201,10 @@ FAULTS = [
 
 @pytest.mark.parametrize(("fault", "name", "told"), FAULTS, ids=[f"{f.__name__}-{n}" for f, n, _ in FAULTS])
 def test_a_fault_is_caught(fault, name, told, seed):
-    results = check_case(Broken(fault), CASES[name], seed=seed % 2**31)
-    assert any(told in why for result in results if result.outcome == "failed" for why in result.told), results
+    # At one seed in hundreds rounding is no worse than it may be: a fault is caught by one of three.
+    tries = ((seed + k) % 2**31 for k in range(3))
+    results = (result for one in tries for result in check_case(Broken(fault), CASES[name], seed=one))
+    assert any(told in why for result in results if result.outcome == "failed" for why in result.told), seed
     sound = check_case(Broken(right), CASES[name], seed=seed % 2**31)
     assert {result.outcome for result in sound} == {"passed"}
 

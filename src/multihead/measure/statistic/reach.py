@@ -21,6 +21,9 @@ OCTAVES = 15
 REACHED = 0.9 - 1e-5
 """Share of the weight that counts as 90 %: weights that make 90 % exactly must not miss it by a rounding error."""
 
+NOTHING = 1e-12
+"""Weight of a row, of all that its model gave out, that counts as none: below, rounding decides where it is."""
+
 _NEAR = FARTHEST.bit_length() - 1
 """Octaves that lie within the distances told one by one."""
 
@@ -148,7 +151,9 @@ def _span(offsets: Tensor, bins: Tensor, facts: Facts) -> Tensor:
     place = (reached < wanted).sum(-1, keepdim=True).clamp(max=masses.shape[-1] - 1)
     mass = masses.gather(-1, place)
     share = (wanted - reached.gather(-1, place) + mass) / mass.clamp(min=torch.finfo(mass.dtype).tiny)
-    return (facts.lows[place] + facts.widths[place] * share.clamp(0, 1))[..., 0]
+    spans = facts.lows[place] + facts.widths[place] * share.clamp(0, 1)
+    # What underflows has no parts: such a row, all of whose weight is elsewhere, reaches nowhere.
+    return torch.where(reached[..., -1:] > NOTHING, spans, 0.0)[..., 0]
 
 
 REACH = OfTile(
