@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from corpus.vocabularies import Bytes, Ends, Slow, byte_level, pieces_with_bytes, unigram
 from multihead.corpus import default_texts, place_tokens
+from multihead.corpus.placing import _fold, _Folded, _follow
 from workflow.fakes import LetterTokenizer
 
 TEXT = "Hello  world中文 👍🏽!\n\n    def f(12): don't naïve\n"
@@ -66,6 +67,31 @@ def test_unknown_tokens_have_what_no_other_token_spells():
 def test_a_long_stretch_that_no_token_spells_is_passed():
     text = "the cat sat on the mat. " + "0123456789" * 200 + " hello world again and again."
     assert "".join(placed(LetterTokenizer(), text)) == "thecatsatonthemat.helloworldagainandagain."
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("pieces", "text", "want"),
+    [
+        (["abcdefgh", "ij"], "abcd efgh ij", ["abcd efgh", "ij"]),
+        (["caf\u00e9s", "open"], "cafes open", ["cafes", "open"]),
+        (["a", "\u00a8", "bcdefghi"], "a\u00a8bcdefghi", None),
+        (["abcdefghXYZ", "ij"], "abcdefgh ij", None),
+        (["\u0301", "bcdefghi"], "bcdefghi", ["", "bcdefghi"]),
+    ],
+)
+def test_letters_that_agree_but_for_spaces_and_accents_end(pieces, text, want):
+    folded = _Folded(text)
+    spans = _follow(folded, [_fold(piece) for piece in pieces])
+    assert all(0 <= start <= stop <= len(text) for start, stop in spans)
+    assert want is None or [text[start:stop] for start, stop in spans] == want
+
+
+def test_an_accent_that_stands_alone_ends():
+    text = "aa\u00a8:\u00a5z\u00f4\u00fd\u00a8 `"
+    for more in ("", "a", "a\u00a8"):
+        places = place_tokens(Bytes(), text, Bytes()(more + text)["input_ids"])
+        assert all(0 <= start <= stop <= len(text) for start, stop in places)
 
 
 @given(text=st.text(max_size=50), more=st.text(alphabet="abc \n😀", max_size=20))

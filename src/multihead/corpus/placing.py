@@ -164,6 +164,13 @@ class _Folded:
         self.dense = "".join(self.text[place] for place in self.inked)
         self.inked.append(len(self.text))
 
+    def inked_span(self, at: int, ink: str) -> tuple[int, int]:
+        """Where these letters stand if the text goes on with them, spaces and accents aside; else nothing, at `at`."""
+        first = bisect_left(self.inked, at)
+        if not ink or not self.dense.startswith(ink, first):
+            return at, at
+        return self.inked[first], self.inked[first + len(ink) - 1] + 1
+
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """Stretch of the text itself."""
         if stop <= start:
@@ -184,6 +191,11 @@ def _follow(folded: _Folded, pieces: Sequence[str | None]) -> list[tuple[int, in
             index += 1
             continue
         lost, stop = _resume(folded, at, inks, index)
+        if (lost, stop) == (0, at):
+            # Its letters are there, and spaces or accents differ: without this step it would be tried for ever.
+            span = folded.inked_span(at, inks[index] or "")
+            spans[index], at, index = folded.span(*span), span[1], index + 1
+            continue
         shares = _share(folded.text, (at, stop), [ink != "" for ink in inks[index : index + lost]])
         spans[index : index + lost] = [folded.span(*share) for share in shares]
         at, index = stop, index + lost
