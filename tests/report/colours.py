@@ -57,7 +57,10 @@ def ciede2000(one, other):
     else:
         h = (h1 + h2 + (360 if h1 + h2 < 360 else -360)) / 2
     light, c = (l1 + l2) / 2, (c1 + c2) / 2
-    cos = lambda degrees: math.cos(math.radians(degrees))  # noqa: E731
+
+    def cos(degrees):
+        return math.cos(math.radians(degrees))
+
     t = 1 - 0.17 * cos(h - 30) + 0.24 * cos(2 * h) + 0.32 * cos(3 * h + 6) - 0.2 * cos(4 * h - 63)
     dl = (l2 - l1) / (1 + 0.015 * (light - 50) ** 2 / math.sqrt(20 + (light - 50) ** 2))
     dc = (c2 - c1) / (1 + 0.045 * c)

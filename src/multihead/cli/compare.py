@@ -89,25 +89,8 @@ def _tell(compared: Compared, page: Path) -> None:
 
 
 def _moved(found: Comparison) -> list[Drift]:
-    """The numbers that moved, as the page has them: most heads apart first, then farthest on their own scale.
-
-    Baselines and counts of rows say something of the texts, not of the heads, and are left out.
-    """
-    moved = [
-        drift
-        for drift in found.drifts
-        if not drift.quantity.name.endswith("_even")
-        and not drift.quantity.name.startswith("rows_")
-        and drift.size() > 0
-    ]
-    return sorted(moved, key=lambda drift: (-int(drift.apart.sum()), -drift.size() / _scale(drift)))
-
-
-def _scale(drift: Drift) -> float:
-    """How far apart the heads are in this number; where they are almost alike a small step is no large one."""
-    values = np.concatenate([drift.before, drift.after])
-    finite = values[np.isfinite(values)]
-    return max(float(np.ptp(finite)), 0.1 * float(np.abs(finite).max()), 1e-12)
+    """The numbers of heads that moved, as the page has them."""
+    return sorted((drift for drift in found.drifts if drift.of_heads() and drift.size() > 0), key=Drift.order)
 
 
 def _table(found: Comparison, moved: Sequence[Drift]) -> Table:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter, Token
 from rich.console import Console
 
-from multihead.error import MultiheadError, remedy_of
+from multihead.error import MultiheadError, remedy_of, system_error
 
 Json = Annotated[bool, Parameter(name="--json", negative="")]
 """The option every command has."""
@@ -55,11 +55,7 @@ def check_out(folder: Path, *, files: Sequence[str]) -> None:
         with tempfile.NamedTemporaryFile(dir=nearest):
             pass
     except OSError as problem:
-        raise MultiheadError(
-            asked=f"a folder to write to: --out {folder}",
-            arrived=problem.strerror or str(problem),
-            remedy=remedy_of(problem),
-        ) from problem
+        raise system_error(f"a folder to write to: --out {folder}", problem) from problem
 
 
 def tell_json(value: Any) -> None:

@@ -1,6 +1,6 @@
 """One message template for every error: what was asked, what arrived, what to do."""
 
-from multihead.error.message import BackendRefused, MultiheadError, RecordError
-from multihead.error.system import remedy_of
+from multihead.error.message import BackendRefused, MultiheadError, RecordError, kind_and_text
+from multihead.error.system import remedy_of, system_error
 
-__all__ = ["BackendRefused", "MultiheadError", "RecordError", "remedy_of"]
+__all__ = ["BackendRefused", "MultiheadError", "RecordError", "kind_and_text", "remedy_of", "system_error"]

@@ -59,3 +59,16 @@ def _rebuild(kind: type[MultiheadError], asked: str, arrived: str, remedy: str) 
 
 def _rebuild_refused(asked: str, reasons: Mapping[str, Sequence[str]], remedy: str) -> BackendRefused:
     return BackendRefused(asked=asked, reasons=reasons, remedy=remedy)
+
+
+def kind_and_text(given: object) -> str:
+    """What arrived where something of another kind was asked for: its kind, and how it reads.
+
+    Args:
+        given: Anything.
+
+    Example:
+        >>> kind_and_text(7)
+        "int '7'"
+    """
+    return f"{type(given).__name__} {str(given)[:60]!r}"

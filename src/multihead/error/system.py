@@ -3,6 +3,8 @@
 import errno
 from collections.abc import Mapping
 
+from multihead.error.message import MultiheadError
+
 _REMEDIES: Mapping[int, str] = {
     errno.ENOSPC: "make room on that disk, or choose a folder on another one",
     errno.EDQUOT: "your share of that disk is used up: delete something, or choose a folder on another one",
@@ -38,3 +40,13 @@ def remedy_of(fault: OSError) -> str:
     if isinstance(fault, ConnectionError | TimeoutError):
         return "check the network, or name a model that is on this machine"
     return _REMEDIES.get(fault.errno or 0, "check the path, the free space and your rights")
+
+
+def system_error(asked: str, fault: OSError) -> MultiheadError:
+    """A fault of the operating system in the words of all errors.
+
+    Args:
+        asked: What was to be done.
+        fault: What was raised.
+    """
+    return MultiheadError(asked=asked, arrived=fault.strerror or str(fault), remedy=remedy_of(fault))

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, kind_and_text
 from multihead.hooks.address import CROSS, Numbering
 from multihead.hooks.locate import check_model, locate
 from multihead.hooks.seam import tapped
@@ -58,7 +58,7 @@ def _wanted(model: object, gates: object) -> dict[tuple[str, int], dict[int, Gat
     if not isinstance(gates, Mapping):
         raise MultiheadError(
             asked="gates by head",
-            arrived=f"{type(gates).__name__} {str(gates)[:60]!r}",
+            arrived=kind_and_text(gates),
             remedy='pass a dict of heads and numbers: {"L3.H7": 0.0}',
         )
     wanted: dict[tuple[str, int], dict[int, Gate]] = {}
@@ -80,7 +80,7 @@ def _address(given: object) -> HeadAddress:
         return HeadAddress.parse(given)
     raise MultiheadError(
         asked="a head for each gate",
-        arrived=f"{type(given).__name__} {str(given)[:60]!r}",
+        arrived=kind_and_text(given),
         remedy='name it like "L3.H7", or HeadAddress("", 3, 7)',
     )
 

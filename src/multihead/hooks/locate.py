@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import nn
 
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, kind_and_text
 from multihead.hooks.address import addresses, name_stacks
 from multihead.hooks.call import Site
 from multihead.hooks.code import computes_attention, stated_heads, uses_table
@@ -65,7 +65,7 @@ def check_model(model: object) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise MultiheadError(
             asked="a model, a torch.nn.Module",
-            arrived=f"{type(model).__name__} {str(model)[:60]!r}",
+            arrived=kind_and_text(model),
             remedy='pass the model itself; mh.open_model("minilm").model gives one',
         )
     return model

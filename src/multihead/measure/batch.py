@@ -7,7 +7,7 @@ from typing import cast
 from jaxtyping import Int
 from torch import Tensor
 
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, kind_and_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Batch:
         if not isinstance(inputs, Mapping):
             raise MultiheadError(
                 asked="the inputs of a batch by name: model(**inputs)",
-                arrived=f"{type(inputs).__name__} {str(inputs)[:60]!r}",
+                arrived=kind_and_text(inputs),
                 remedy='pass inputs={"input_ids": ids}, or what a tokenizer returned',
             )
         if lists := [str(name) for name, value in cast(Mapping[object, object], inputs).items() if _is_plain(value)]:

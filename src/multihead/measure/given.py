@@ -8,7 +8,7 @@ from typing import Any, SupportsIndex, TypeVar, cast
 from torch import Tensor
 
 from multihead.corpus import TokenClasses
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, kind_and_text
 from multihead.measure.batch import Batch
 from multihead.measure.run import Run
 from multihead.measure.statistic import Statistic
@@ -118,7 +118,7 @@ def _check_rows(place: int, batch: Batch) -> None:
 
 
 def _odd(asked: str, given: object, remedy: str) -> MultiheadError:
-    return MultiheadError(asked=asked, arrived=f"{type(given).__name__} {str(given)[:60]!r}", remedy=remedy)
+    return MultiheadError(asked=asked, arrived=kind_and_text(given), remedy=remedy)
 
 
 def _listed(given: object, kind: type[T], asked: str) -> list[T]:

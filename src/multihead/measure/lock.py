@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from multihead.error import MultiheadError, remedy_of
+from multihead.error import MultiheadError, system_error
 
 LOCK = "multihead.lock"
 # How often a lock is tried again that another run was just taking away.
@@ -46,11 +46,7 @@ def held(folder: Path) -> Generator[None]:
     try:
         handle = _opened(folder)
     except OSError as problem:
-        raise MultiheadError(
-            asked=f"to keep the journal of a run in {folder}",
-            arrived=problem.strerror or str(problem),
-            remedy=remedy_of(problem),
-        ) from problem
+        raise system_error(f"to keep the journal of a run in {folder}", problem) from problem
     try:
         yield
     finally:

@@ -33,7 +33,6 @@ class DriftRow:
     most: str
     where: str
     apart: int
-    order: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,22 +149,14 @@ def _sureness(found: Comparison, speech: Speech) -> str:
     return speech(f"c.sure.{form}.{'one' if of == 1 else 'other'}", n=f"{n:,}")
 
 
-def _telling(found: Comparison) -> list[Drift]:
-    """The numbers that say something of the heads, not of the texts: baselines and counts of rows are left out."""
-    return [
-        d for d in found.drifts if not d.quantity.name.endswith("_even") and not d.quantity.name.startswith("rows_")
-    ]
-
-
 def _drifts(found: Comparison, speech: Speech) -> list[DriftRow]:
     """The numbers, those that moved most heads beyond their intervals first."""
     rows: list[DriftRow] = []
-    for drift in _telling(found):
+    for drift in sorted((d for d in found.drifts if d.of_heads()), key=Drift.order):
         change = np.where(np.isfinite(drift.change), np.abs(drift.change), -1.0)
         if change.max(initial=-1.0) < 0:
             continue
-        most, scale = int(change.argmax()), _scale(drift)
-        unit = drift.quantity.unit
+        most, unit = int(change.argmax()), drift.quantity.unit
         rows.append(
             DriftRow(
                 title=speech.title(drift.quantity),
@@ -174,18 +165,17 @@ def _drifts(found: Comparison, speech: Speech) -> list[DriftRow]:
                 most=_signed(float(drift.change[most]), unit, speech),
                 where=str(found.heads[most]),
                 apart=int(drift.apart.sum()),
-                order=(-float(drift.apart.sum()), -drift.size() / scale),
             )
         )
-    return sorted(rows, key=lambda row: row.order)
+    return rows
 
 
 def _changes(found: Comparison, speech: Speech) -> list[ChangeRow]:
     """The largest changes, each as a share of the scale of its number."""
-    every = [(drift, head) for drift in _telling(found) for head in range(len(found.heads))]
+    every = [(drift, head) for drift in found.drifts if drift.of_heads() for head in range(len(found.heads))]
     known = [(d, h) for d, h in every if np.isfinite(d.change[h]) and d.change[h] != 0]
     apart = [(d, h) for d, h in known if d.apart[h]]
-    scales = {id(drift): _scale(drift) for drift in found.drifts}
+    scales = {id(drift): drift.scale() for drift in found.drifts}
     ranked = sorted(apart or known, key=lambda pair: -abs(float(pair[0].change[pair[1]])) / scales[id(pair[0])])
     axes: dict[int, Axis] = {}
     rows: list[ChangeRow] = []
@@ -206,15 +196,6 @@ def _changes(found: Comparison, speech: Speech) -> list[ChangeRow]:
             )
         )
     return rows
-
-
-def _scale(drift: Drift) -> float:
-    values = np.concatenate([drift.before, drift.after])
-    finite = values[np.isfinite(values)]
-    if not finite.size:
-        return 1.0
-    # Where all heads have almost one value, a small step must not look like a large one.
-    return max(float(finite.max() - finite.min()), 0.1 * float(np.abs(finite).max()), 1e-12)
 
 
 def _with_unit(value: float, unit: str, speech: Speech) -> str:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, kind_and_text
 from multihead.measure.role import Comparison
 from multihead.measure.role import compare as compare_records
 from multihead.record import CheckupRecord, write_file
@@ -69,7 +69,7 @@ def _report(given: object) -> Report:
     if not isinstance(given, Report):
         raise MultiheadError(
             asked="two reports to compare",
-            arrived=f"{type(given).__name__} {str(given)[:60]!r}",
+            arrived=kind_and_text(given),
             remedy="pass what mh.checkup or mh.load_checkup gave, or the folders of two checkups",
         )
     return given

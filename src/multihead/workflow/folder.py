@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, kind_and_text
 
 
 def needed_folder(asked: str, folder: object) -> Path:
@@ -16,7 +16,5 @@ def needed_folder(asked: str, folder: object) -> Path:
         MultiheadError: It is no name, or an empty one, which would be the working directory.
     """
     if not isinstance(folder, str | Path) or not str(folder).strip():
-        raise MultiheadError(
-            asked=asked, arrived=f"{type(folder).__name__} {str(folder)[:60]!r}", remedy='name one: "a/folder"'
-        )
+        raise MultiheadError(asked=asked, arrived=kind_and_text(folder), remedy='name one: "a/folder"')
     return Path(folder)

@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import nn
 
 from multihead.corpus import Picture, Sound, Text, read_images, read_sounds, read_texts
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, kind_and_text
 from multihead.workflow.opening import OpenedModel, open_model
 
 Readable = str | Path | Text | Picture | Sound
@@ -25,7 +25,7 @@ def given_model(model: object, tokenizer: object) -> OpenedModel:
     if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "get_vocab")):
         raise MultiheadError(
             asked="a tokenizer as the second argument: tokenizer(text)['input_ids'] and tokenizer.get_vocab()",
-            arrived=_told(tokenizer),
+            arrived=kind_and_text(tokenizer),
             remedy="name what is to be read: mh.checkup(model, tokenizer, texts), or material=texts",
         )
     if isinstance(model, nn.Module):
@@ -35,7 +35,7 @@ def given_model(model: object, tokenizer: object) -> OpenedModel:
     if not isinstance(model, OpenedModel):
         raise MultiheadError(
             asked="a model to check: a torch.nn.Module, what mh.open_model gave, or a name or folder it takes",
-            arrived=_told(model),
+            arrived=kind_and_text(model),
             remedy='pass one, for example mh.checkup("minilm")',
         )
     return model
@@ -63,7 +63,7 @@ def given_material(material: object, reads: str) -> Any:
     if isinstance(material, bytes | bytearray | Mapping | IOBase) or not isinstance(material, Iterable):
         raise MultiheadError(
             asked="texts, pictures or recordings to read",
-            arrived=_told(material),
+            arrived=kind_and_text(material),
             remedy="pass a list: of strings, of Text, Picture or Sound objects, or of paths (pathlib.Path)",
         )
     every = list(cast(Iterable[Any], material))
@@ -84,7 +84,7 @@ def check_callable(name: str, value: object) -> None:
     if value is not None and not isinstance(value, Callable):
         raise MultiheadError(
             asked=f"a function as {name}, called with each Progress",
-            arrived=_told(value),
+            arrived=kind_and_text(value),
             remedy=f"pass {name}=lambda progress: ..., or leave it out",
         )
 
@@ -116,7 +116,3 @@ def _check_characters(number: int, text: str) -> None:
 
 def _exists(text: str) -> bool:
     return 0 < len(text) < 256 and "\0" not in text and Path(text).exists()
-
-
-def _told(given: object) -> str:
-    return f"{type(given).__name__} {str(given)[:60]!r}"

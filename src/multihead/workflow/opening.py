@@ -12,7 +12,7 @@ from torch import nn
 
 from multihead.corpus import PACKAGED, PUBLISHED, SmilesTokenizer, Text, find_packaged
 from multihead.corpus.files import shown_name
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, kind_and_text
 from multihead.interop import LoadedModel, PictureFacts, SoundFacts, load_model, load_packaged
 
 _SHOWN = 80
@@ -111,7 +111,7 @@ def _check_kinds(name: object, device: object) -> None:
         ("the device to run on", device, (str, torch.device), 'pass device="cpu", or another of this build of torch'),
     ):
         if not isinstance(given, kinds):
-            raise MultiheadError(asked=asked, arrived=f"{type(given).__name__} {str(given)[:60]!r}", remedy=remedy)
+            raise MultiheadError(asked=asked, arrived=kind_and_text(given), remedy=remedy)
 
 
 def _check_length(name: str | Path) -> None:

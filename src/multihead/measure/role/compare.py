@@ -59,6 +59,20 @@ class Drift:
         known = self.change[np.isfinite(self.change)]
         return float(np.sqrt((known**2).mean())) if known.size else 0.0
 
+    def scale(self) -> float:
+        """How far apart the heads are in this number; where they are almost alike a small step is no large one."""
+        values = np.concatenate([self.before, self.after])
+        finite = values[np.isfinite(values)]
+        return max(float(np.ptp(finite)), 0.1 * float(np.abs(finite).max()), 1e-12) if finite.size else 1.0
+
+    def of_heads(self) -> bool:
+        """Whether it says something of the heads and not of the texts, as baselines and counts of rows do."""
+        return not self.quantity.name.endswith("_even") and not self.quantity.name.startswith("rows_")
+
+    def order(self) -> tuple[int, float]:
+        """Sorts what moved most to the front: most heads apart, then farthest on its scale."""
+        return -int(self.apart.sum()), -self.size() / self.scale()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Comparison:
