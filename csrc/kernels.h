@@ -1,0 +1,20 @@
+// What a variant offers: the same functions, compiled for other instructions. Arguments were checked by the entries.
+#pragma once
+
+#include "multihead.h"
+
+namespace mh {
+
+struct Kernels {
+  int (*forward)(const mh_problem &problem, const mh_tensor &out, float *lse);
+};
+
+#if defined(__x86_64__)
+namespace avx2 { extern const Kernels kernels; }
+namespace avx512 { extern const Kernels kernels; }
+namespace avx512_bf16 { extern const Kernels kernels; }
+#elif defined(__aarch64__)
+namespace neon { extern const Kernels kernels; }
+#endif
+
+}  // namespace mh
