@@ -76,37 +76,67 @@ inline void products(const vf *q, const T *k, int64_t stride, int64_t keys, int6
   }
 }
 
+// Four vectors of values of one key. Of bfloat16 the even and the odd numbers of a word are told apart by a shift and a
+// mask, which is cheaper than to widen them in order: what they are added to is kept in that order meanwhile.
+template <class T>
+struct Values {
+  static constexpr bool PARTED = std::is_same_v<T, bf16>;
+
+  static MH_INLINE void begin(vf (&acc)[4]) {
+    if constexpr (PARTED) {
+      part_lanes(acc[0], acc[1], std::make_integer_sequence<int, W>{});
+      part_lanes(acc[2], acc[3], std::make_integer_sequence<int, W>{});
+    }
+  }
+  static MH_INLINE void end(vf (&acc)[4]) {
+    if constexpr (PARTED) {
+      join_lanes(acc[0], acc[1], std::make_integer_sequence<int, W>{});
+      join_lanes(acc[2], acc[3], std::make_integer_sequence<int, W>{});
+    }
+  }
+  static MH_INLINE void add(vf p, const T *line, vf (&acc)[4]) {
+    if constexpr (PARTED) {
+      const vu first = (vu)load(reinterpret_cast<const float *>(line));
+      const vu second = (vu)load(reinterpret_cast<const float *>(line + 2 * W));
+      acc[0] = fma(p, (vf)(first << 16), acc[0]);
+      acc[1] = fma(p, (vf)(first & 0xffff0000u), acc[1]);
+      acc[2] = fma(p, (vf)(second << 16), acc[2]);
+      acc[3] = fma(p, (vf)(second & 0xffff0000u), acc[3]);
+    } else {
+      each<4>([&](auto i) __attribute__((always_inline)) { acc[i] = fma(p, load(line + i * W), acc[i]); });
+    }
+  }
+};
+
 // out[c] = out[c] * grow + sum over keys of weight times value; keys that may not be seen are not read.
 template <class T>
 inline void mix_row(const float *weights, uint64_t seen, float grow, const T *v, int64_t stride, int64_t size, float *out) {
-  for (int64_t c = 0; c < size; c += 4 * W) {
-    const int64_t left = at_most(size - c, 4 * W);
-    if (left == 4 * W) {
-      vf acc[4];
-      for (int i = 0; i < 4; i++) acc[i] = load(out + c + i * W) * grow;
-      const auto add = [&](int64_t j) __attribute__((always_inline)) {
-        const vf p = splat(weights[j]);
-        const T *line = v + j * stride + c;
-        for (int i = 0; i < 4; i++) acc[i] = fma(p, load(line + i * W), acc[i]);
-      };
-      if (seen == ~uint64_t{0}) {
-        for (int64_t j = 0; j < PANEL; j++) add(j);
-      } else {
-        for (uint64_t word = seen; word; word &= word - 1) add(__builtin_ctzll(word));
-      }
-      for (int i = 0; i < 4; i++) store(out + c + i * W, acc[i]);
-      continue;
-    }
-    for (int64_t at = c; at < size; at += W) {
-      const int some = static_cast<int>(at_most(size - at, W));
-      vf acc = load(out + at) * grow;
+  int64_t c = 0;
+  for (; c + 4 * W <= size; c += 4 * W) {
+    vf acc[4];
+    each<4>([&](auto i) __attribute__((always_inline)) { acc[i] = load(out + c + i * W) * grow; });
+    Values<T>::begin(acc);
+    if (seen == ~uint64_t{0}) {
+#pragma GCC unroll 4
+      for (int64_t j = 0; j < PANEL; j++) Values<T>::add(splat(weights[j]), v + j * stride + c, acc);
+    } else {
       for (uint64_t word = seen; word; word &= word - 1) {
         const int64_t j = __builtin_ctzll(word);
-        const T *line = v + j * stride + at;
-        acc = fma(splat(weights[j]), some == W ? load(line) : load_some(line, some), acc);
+        Values<T>::add(splat(weights[j]), v + j * stride + c, acc);
       }
-      store(out + at, acc);
     }
+    Values<T>::end(acc);
+    each<4>([&](auto i) __attribute__((always_inline)) { store(out + c + i * W, acc[i]); });
+  }
+  for (; c < size; c += W) {
+    const int some = static_cast<int>(at_most(size - c, W));
+    vf acc = load(out + c) * grow;
+    for (uint64_t word = seen; word; word &= word - 1) {
+      const int64_t j = __builtin_ctzll(word);
+      const T *line = v + j * stride + c;
+      acc = fma(splat(weights[j]), some == W ? load(line) : load_some(line, some), acc);
+    }
+    store(out + c, acc);
   }
 }
 
