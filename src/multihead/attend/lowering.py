@@ -6,7 +6,7 @@ that are shut to every query one list; what is none of these is lowered to a map
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache, reduce
 
 import torch
@@ -54,7 +54,8 @@ class MaskParts:
 
     def tensors(self) -> list[Tensor | None]:
         """The parts in the order in which the kernel takes them."""
-        return [getattr(self, field.name) for field in fields(self)]
+        ids, tiles = [self.q_ids, self.k_ids], [self.tile_class, self.tile_index, self.tile_bits]
+        return [self.window, *ids, self.keep, self.dense, *tiles]
 
     def __str__(self) -> str:
         names = {"window": "bounds of distance", "q_ids": "ids", "keep": "list of keys"}
@@ -86,6 +87,11 @@ class BiasParts:
     def tensors(self) -> list[Tensor | None]:
         """The parts in the order in which the kernel takes them."""
         return [self.slopes, self.table, self.dense]
+
+    def __str__(self) -> str:
+        words = ["slopes of distance"] * (self.slopes is not None)
+        words += [] if self.table is None else [f"table of {self.table.shape[1]} distances"]
+        return ", ".join(words + ["bias as it is"] * (self.dense is not None))
 
 
 def mask_parts(problem: Problem) -> MaskParts:
