@@ -129,7 +129,7 @@ def test_how_tells_what_runs(built):
         "compiled kernel, avx512, 2 threads, mask in closed form (bounds of distance, list of keys)"
     )
     assert native.how(make_problem(q, k, v, mask=causal() & (sliding_window(9) | global_tokens([0])))) == (
-        "compiled kernel, avx512, 2 threads, tile map of 2.0 KiB, 3 bit tiles"
+        "compiled kernel, avx512, 2 threads, tile map of 1.5 KiB, 3 bit tiles"
     )
     mask = torch.ones(70, 70).bool()
     several = make_problem(

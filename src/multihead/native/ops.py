@@ -97,6 +97,8 @@ def _forward(  # noqa: PLR0913 - everything of one call, as the kernel takes it
         _fill_mask(problem.mask, mask, sizes)
     if bias:
         _fill_bias(problem.bias, bias, table_first, sizes)
+    if 0 in sizes:  # a part may have no numbers, and so no address, and there is no pair for it to speak of
+        problem.mask, problem.bias = CMask(), CBias()
     problem.sinks = _address("sinks", sinks, torch.float32, (heads,))
     library.forward(problem, _tensor(out), lse.data_ptr() or None)
     return out, lse
@@ -138,7 +140,7 @@ def _check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
             "q, k and v of one dtype: float32, bfloat16 or float16", f"q {q.dtype}, k {k.dtype}, v {v.dtype}"
         )
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.stride(3) != 1 and x.shape[3] > 1:
+        if x.stride(3) != 1 and x.shape[3] > 1 and x.numel() > 0:
             raise _refused(f"{name} whose columns follow one another", f"a stride of {x.stride(3)} between them")
 
 
@@ -213,7 +215,7 @@ def _line(name: str, part: Tensor | None, dtype: torch.dtype, shape: tuple[int, 
     if part is None:
         raise _refused("ids of queries and of keys together", f"no {name}")
     _check(name, part, (dtype,), shape)
-    if part.stride(1) != 1 and part.shape[1] > 1:
+    if part.stride(1) != 1 and part.shape[1] > 1 and part.numel() > 0:
         raise _refused(f"{name} whose numbers follow one another", f"a stride of {part.stride(1)} between them")
     return part.data_ptr(), 0 if part.shape[0] == 1 else part.stride(0)
 
