@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from attend.oracle import attend_slowly, full, near, qkv
-from built import NATIVE, needs_kernel
+from built import NATIVE
 from multihead.attend import Softmax, attention, attention_lse, explain_backend, make_problem
 from multihead.error import MultiheadError
 from multihead.pattern import band, causal, padding, sliding_window
