@@ -18,7 +18,7 @@ STRUCTS = {"mh_tensor": CTensor, "mh_mask": CMask, "mh_bias": CBias, "mh_problem
 ENUMS = {"mh_dtype": DType, "mh_variant": Variant, "mh_status": Status}
 
 
-def problem(q, k, v, **fields):
+def problem(q, k, v, /, **fields):
     sizes = dict(zip(("batch", "heads", "q_len", "head_dim"), q.shape, strict=True))
     sizes |= {"kv_heads": k.shape[1], "kv_len": k.shape[2], "v_head_dim": v.shape[3]}
     tensors = {"q": tensor(q), "k": tensor(k), "v": tensor(v)}
