@@ -123,6 +123,19 @@ def test_the_sources_that_are_handed_out_are_enough_to_build_from(tmp_path):
     assert not {name for name in names if name.endswith(".so") or name.startswith(("tests", "docs", "build"))}
 
 
+def test_no_code_of_a_variant_can_be_taken_for_another(tmp_path):
+    """The linker keeps one copy of a function it finds twice: of a wider variant, it would fail on lesser processors."""
+    wheel(tmp_path, require=True)
+    objects = sorted((ROOT / "build").glob("py3-none-*/CMakeFiles/mh_*.dir/**/variant.cpp.o"))
+    assert objects
+    for file in objects:
+        name = file.relative_to(ROOT / "build").parts[2].removeprefix("mh_").removesuffix(".dir")
+        told = subprocess.run(["nm", "-C", "--defined-only", file], capture_output=True, text=True, check=True).stdout
+        shared = [line.split(" ", 2)[2] for line in told.splitlines() if line.split(" ", 2)[1] in "WVuT"]
+        assert shared
+        assert [symbol for symbol in shared if f"mh::{name}::" not in symbol] == []
+
+
 @pytest.mark.slow
 def test_a_wheel_is_built_in_a_clean_environment_with_what_it_asks_for(tmp_path):
     """With build isolation: nothing but what pyproject.toml names, downloaded, and never torch."""
