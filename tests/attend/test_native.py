@@ -24,8 +24,6 @@ def test_check_backend_on_every_variant(variant, seed):
     """Every standard problem: what it can run it runs rightly, and the rest it refuses."""
     with native.forced(variant=Variant[variant.upper()]):
         for name, case in CASES.items():
-            if name == "bias: lowest number for a row":
-                continue  # see tests/testing/test_check_backend.py
             results = {result.mode: result for result in check_case(native, case, seed=seed % 2**31)}
             assert [str(result) for result in results.values() if result.outcome == "failed"] == []
             able = not any(kind in name for kind in ("float64", "dropout", "sigmoid", "sparsemax", "entmax"))

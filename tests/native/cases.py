@@ -53,7 +53,9 @@ class _Draw:
             ends = (shape[dim] - 1) * strides[dim] + ends if shape[dim] else ends
             ends += self.random.choice((0, 0, 1, 5)) if dim == 3 or self.chance(0.2) else 0
         size = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) if values.numel() else 0
-        blank = torch.full((size,), torch.nan, dtype=dtype) if dtype.is_floating_point else self.whole(0, 2, size).to(dtype)
+        blank = (
+            torch.full((size,), torch.nan, dtype=dtype) if dtype.is_floating_point else self.whole(0, 2, size).to(dtype)
+        )
         stored = values.to(dtype)
         if values.numel():
             blank.as_strided(shape, strides).copy_(stored)
@@ -91,7 +93,9 @@ class _Draw:
             normaliser=Softmax(sinks=None if sinks is None else sinks.double()),
         )
         self.expect(exact)
-        sizes = f"b{self.batch} h{self.heads}/{self.kv_heads} {self.q_len}x{self.kv_len} d{self.head_dim},{self.v_head_dim}"
+        sizes = (
+            f"b{self.batch} h{self.heads}/{self.kv_heads} {self.q_len}x{self.kv_len} d{self.head_dim},{self.v_head_dim}"
+        )
         return Case(f"{self.seed} {str(self.dtype)[6:]} {sizes} {' '.join(self.names)}", self.fields)
 
     def expect(self, exact):
