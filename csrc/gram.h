@@ -35,11 +35,24 @@ class LastLook {
     }
     int64_t held = 0;
     for (int64_t panel = 0; panel < f_.panels; panel++) {
-      if (sums_.columns)
-        for (int64_t head = 0; head < heads_; head++) sum_columns(head, panel);
-      if (!sums_.gram) continue;
-      for (int64_t tile = 0; tile * MR < b_.rows; tile++) multiply_heads(panel, tile);
-      if (++held % FLUSH == 0) flush();
+      std::memset(b_.held, 0, sizeof(vf) * static_cast<size_t>(heads_ * VECTORS));
+      int64_t bin = -1;
+      for (int64_t tile = 0; tile * MR < b_.rows; tile++) {
+        bool any = false;
+        for (int64_t first = tile * MR; first < at_most((tile + 1) * MR, b_.rows);) {
+          const int64_t end = run_of(first, at_most((tile + 1) * MR, b_.rows));
+          if (bin >= 0 && bin_of(first) != bin) put_all(panel, bin);
+          bin = bin_of(first);
+          for (int64_t head = 0; head < heads_; head++) any |= take(head, panel, tile, first, end);
+          first = end;
+        }
+        if (any && sums_.gram) {
+          clear_beyond(b_.rows - tile * MR);
+          multiply_heads();
+        }
+      }
+      if (bin >= 0) put_all(panel, bin);
+      if (sums_.gram && ++held % FLUSH == 0) flush();
     }
     if (sums_.gram) flush();
     for (int64_t head = 0; head < heads_; head++) add_sunk(head);
@@ -53,36 +66,53 @@ class LastLook {
 
   int32_t bin_of(int64_t r) const { return f_.q_bins ? f_.q_bins[f_.query(b_.first + r)] : 0; }
 
-  void sum_columns(int64_t head, int64_t panel) {
-    vf held[VECTORS] = {};
-    int64_t bin = -1;
+  // The end of the rows from `first` on that lie in one bin.
+  int64_t run_of(int64_t first, int64_t last) const {
+    int64_t end = first + 1;
+    while (end < last && bin_of(end) == bin_of(first)) end++;
+    return end;
+  }
+
+  // Roots of weights of some rows of a tile, kept for products, and their squares added up for each key.
+  MH_INLINE bool take(int64_t head, int64_t panel, int64_t tile, int64_t first, int64_t end) {
+    float *roots = b_.roots + (head * MR - tile * MR) * PANEL;
+    const bool some = b_.kind(f_, head, panel, tile) != 0;
     const float *factor = b_.factor + head * f_.block_rows;
-    bool any = false;
-    for (int64_t tile = 0; tile * MR < b_.rows; tile++) {
-      if (!b_.kind(f_, head, panel, tile)) continue;
-      const int64_t end = at_most((tile + 1) * MR, b_.rows);
-      for (int64_t r = tile * MR; r < end; r++) {
-        if (factor[r] == 0.f) continue;
-        const int64_t own = bin_of(r);
-        if (own != bin && any) {
-          put(head, panel, bin, held);
-          for (vf &one : held) one = vf{};
-        }
-        bin = own;
-        any = true;
-        const float *line = b_.line(f_, head, panel, r);
-        const vf by = splat(factor[r]);
-        each<VECTORS>([&](auto c) __attribute__((always_inline)) {
-          const vf e = load(line + c * W) * by;
-          held[c] = fma(e, e, held[c]);
-        });
+    vf held[VECTORS];
+    each<VECTORS>([&](auto c) __attribute__((always_inline)) { held[c] = b_.held[head * VECTORS + c]; });
+    for (int64_t r = first; r < end; r++) {
+      if (!some || factor[r] == 0.f) {
+        if (sums_.gram) std::memset(roots + r * PANEL, 0, sizeof(float) * PANEL);
+        continue;
       }
+      const float *line = b_.line(f_, head, panel, r);
+      const vf by = splat(factor[r]);
+      each<VECTORS>([&](auto c) __attribute__((always_inline)) {
+        const vf e = load(line + c * W) * by;
+        if (sums_.gram) store(roots + r * PANEL + c * W, e);
+        held[c] = fma(e, e, held[c]);
+      });
     }
-    if (any) put(head, panel, bin, held);
+    each<VECTORS>([&](auto c) __attribute__((always_inline)) { b_.held[head * VECTORS + c] = held[c]; });
+    return some;
+  }
+
+  // Rows that only fill up the last tile.
+  void clear_beyond(int64_t rows) {
+    for (int64_t head = 0; rows < MR && head < heads_; head++)
+      std::memset(b_.roots + (head * MR + rows) * PANEL, 0, sizeof(float) * static_cast<size_t>((MR - rows) * PANEL));
+  }
+
+  void put_all(int64_t panel, int64_t bin) {
+    for (int64_t head = 0; head < heads_; head++) {
+      vf *held = b_.held + head * VECTORS;
+      if (sums_.columns) put(head, panel, bin, held);
+      for (int c = 0; c < VECTORS; c++) held[c] = vf{};
+    }
   }
 
   // Weights of rows of one bin on the keys of a panel.
-  void put(int64_t head, int64_t panel, int64_t bin, const vf (&held)[VECTORS]) {
+  void put(int64_t head, int64_t panel, int64_t bin, const vf *held) {
     float *columns = sums_.columns + (head * f_.panels + panel) * PANEL;
     for (int c = 0; c < VECTORS; c++) store(columns + c * W, load(columns + c * W) + held[c]);
     if (!sums_.pooled) return;
@@ -101,27 +131,7 @@ class LastLook {
     }
   }
 
-  void multiply_heads(int64_t panel, int64_t tile) {
-    const int64_t first = tile * MR, rows = at_most(MR, b_.rows - first);
-    bool any = false;
-    for (int64_t head = 0; head < heads_; head++) {
-      float *roots = b_.roots + head * MR * PANEL;
-      const float *factor = b_.factor + head * f_.block_rows + first;
-      const bool some = b_.kind(f_, head, panel, tile) != 0;
-      any |= some;
-      for (int64_t r = 0; r < MR; r++) {
-        if (!some || r >= rows || factor[r] == 0.f) {
-          for (int c = 0; c < VECTORS; c++) store(roots + r * PANEL + c * W, vf{});
-          continue;
-        }
-        const float *line = b_.line(f_, head, panel, first + r);
-        const vf by = splat(factor[r]);
-        each<VECTORS>([&](auto c) __attribute__((always_inline)) {
-          store(roots + r * PANEL + c * W, load(line + c * W) * by);
-        });
-      }
-    }
-    if (!any) return;
+  void multiply_heads() {
     for (int64_t h = 0; h < padded_; h += SIDE)
       for (int64_t g = 0; g <= h; g += SIDE) multiply_square(h, g);
   }

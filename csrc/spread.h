@@ -60,8 +60,8 @@ class Spread {
         const int64_t end = at_most((tile + 1) * MR, b_.rows);
         for (int64_t r = tile * MR; r < end; r++) {
           const uint64_t strange = b_.allowed[index * f_.block_rows + r] & ~f_.kept[index];
-          if (b_.edge[r] >= (index + 1) * PANEL && (strange | f_.sunk[index]) == 0) plain(index, r);
-          else mixed(index, r, strange);
+          if ((strange | f_.sunk[index]) != 0) mixed(index, r, strange);
+          else plain(index, r);
         }
       }
     }
@@ -115,8 +115,8 @@ class Spread {
     });
   }
 
-  // A row and a panel that lies in one segment and holds content alone.
-  void plain(int64_t index, int64_t r) {
+  // A row and a panel that holds content alone.
+  MH_INLINE void plain(int64_t index, int64_t r) {
     float *line = b_.line(f_, head_, index, r);
     const vf ref = splat(b_.ref[r]), half_log2 = splat(f_.half_log2), floor = splat(LOWEST / f_.half_log2);
     vf level = b_.level[r], square = b_.square[r], p[VECTORS];
@@ -130,13 +130,13 @@ class Spread {
     });
     b_.level[r] = level;
     b_.square[r] = square;
-    add_reach(p, static_cast<float>(center(r) - index * PANEL), b_.mass[r], b_.reach[r]);
+    if (__builtin_expect(b_.edge[r] < (index + 1) * PANEL, 0)) by_segment(index, r, p);
+    else add_reach(p, static_cast<float>(center(r) - index * PANEL), b_.mass[r], b_.reach[r]);
   }
 
   // Any row and panel.
-  void mixed(int64_t index, int64_t r, uint64_t strange) {
+  __attribute__((noinline)) void mixed(int64_t index, int64_t r, uint64_t strange) {
     float *line = b_.line(f_, head_, index, r);
-    const uint64_t apart = strange | f_.sunk[index];
     const vf ref = splat(b_.ref[r]), half_log2 = splat(f_.half_log2), floor = splat(LOWEST / f_.half_log2);
     vf p[VECTORS], level = b_.level[r], square = b_.square[r];
     alignas(64) float below[PANEL];
@@ -145,7 +145,7 @@ class Spread {
       store(below + c * W, x);
       store(line + c * W, root_of(x, half_log2));
     }
-    if (apart) set_apart(index, r, strange, line, below);
+    set_apart(index, r, strange, line, below);
     for (int c = 0; c < VECTORS; c++) {
       const vf e = load(line + c * W);
       p[c] = e * e;
@@ -179,7 +179,8 @@ class Spread {
     }
   }
 
-  void by_segment(int64_t index, int64_t r, const vf *p) {
+  // Adds weights to the segments their keys lie in.
+  __attribute__((noinline)) void by_segment(int64_t index, int64_t r, const vf *p) {
     const int64_t key = index * PANEL;
     const float ahead = static_cast<float>(center(r) - key);
     int64_t from = 0;

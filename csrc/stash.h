@@ -59,8 +59,8 @@ struct Block {
   float *factor;            // (heads, block_rows): from kept roots to roots of weights, 0 in rows that do not count
   float *scale;             // of one head: 1 / the sum of the row
   float *roots;             // (heads, MR * PANEL)
+  vf *held;                 // (heads, VECTORS): weights on the keys of a panel
   vf *products;             // of pairs of heads
-  double *gram;
   int64_t from, to;         // panels that some row of the head may see
   bool leaks;
 

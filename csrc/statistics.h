@@ -82,6 +82,7 @@ Block<E> lay_out_block(Cutter &cutter, const mh_problem &p, const mh_wanted &w, 
   for (int32_t **held : {&b.segment, &b.sees, &b.sees_sunk, &b.top_key}) *held = cutter.take<int32_t>(d.block_rows);
   b.factor = cutter.take<float>(p.heads * d.block_rows);
   b.roots = cutter.take<float>(padded * MR * PANEL);
+  b.held = cutter.take<vf>(p.heads * VECTORS);
   b.products = cutter.take<vf>(padded * padded);
   return b;
 }
