@@ -35,7 +35,7 @@ int check_bins(const int32_t *bins, int64_t batches, int64_t stride, int64_t len
 int check_centers(const mh_problem &p, const mh_wanted &w) {
   if (!w.centers || !aligned(w.centers, 8)) return MH_BAD_POINTER;
   for (int64_t b = 0; b < (w.centers_batch ? p.batch : 1); b++)
-    for (int64_t i = 0; i < p.q_len; i++)
+    for (int64_t i = 0; i < w.row_count; i++)
       if (!fits(w.centers[b * w.centers_batch + i], MOST) && !fits(-w.centers[b * w.centers_batch + i], MOST))
         return MH_BAD_NUMBER;
   return MH_OK;
@@ -66,7 +66,7 @@ int check_wanted(const mh_problem &p, const mh_wanted *wanted, const mh_found *f
     if (!fits(stride, MOST)) return MH_BAD_STRIDE;
   if (int status = check_rows(p, w)) return status;
   if (int status = check_centers(p, w)) return status;
-  if (int status = check_bins(w.q_bins, p.batch, w.q_bins_batch, p.q_len, 0, w.bins)) return status;
+  if (int status = check_bins(w.q_bins, p.batch, w.q_bins_batch, w.row_count, 0, w.bins)) return status;
   if (int status = check_bins(w.k_bins, p.batch, w.k_bins_batch, p.kv_len, -1, w.bins)) return status;
   if (int status = check_pairs(p, w)) return status;
   if (w.sunk && !found->sunk_weights) return MH_BAD_POINTER;

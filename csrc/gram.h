@@ -64,7 +64,7 @@ class LastLook {
   const Sums &sums_;
   int64_t heads_, padded_;
 
-  int32_t bin_of(int64_t r) const { return f_.q_bins ? f_.q_bins[f_.query(b_.first + r)] : 0; }
+  int32_t bin_of(int64_t r) const { return f_.q_bins ? f_.q_bins[b_.first + r] : 0; }
 
   // The end of the rows from `first` on that lie in one bin.
   int64_t run_of(int64_t first, int64_t last) const {

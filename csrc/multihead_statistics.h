@@ -38,7 +38,7 @@ enum {
 typedef struct mh_pairs {
   int64_t low, high;           /* bounds of center - key; INT64_MIN and INT64_MAX for none */
   int64_t without;             /* a value of center - key that is left out; INT64_MIN for none */
-  const int32_t *q_ids, *k_ids; /* (q_len) and (kv_len), equal, or NULL */
+  const int32_t *q_ids, *k_ids; /* (row_count) and (kv_len), equal, or NULL */
   int64_t q_ids_batch, k_ids_batch;
   const uint8_t *dense;        /* 0 or 1 for each row looked at and `dense_keys` keys from `dense_first` on, or NULL */
   int64_t dense_batch, dense_head, dense_row;
@@ -51,15 +51,15 @@ typedef struct mh_wanted {
   int32_t bins;                /* of queries and of keys, for the mean map */
   int64_t row_first, row_count;
   const int64_t *rows;         /* (row_count) the queries to look at; NULL: row_first and those after it */
-  const int64_t *centers;      /* (q_len) for each query the key at its own position; it may lie outside */
+  const int64_t *centers;      /* (row_count) for each row the key at its own position; it may lie outside */
   int64_t centers_batch;
-  const uint8_t *q_kept;       /* (q_len) or NULL: all */
+  const uint8_t *q_kept;       /* (row_count) or NULL: all */
   int64_t q_kept_batch;
   const uint8_t *k_kept;       /* (kv_len) or NULL: all */
   int64_t k_kept_batch;
   const uint8_t *sunk;         /* (kv_len) keys of the sink, or NULL: none; all are kept */
   int64_t sunk_batch;
-  const int32_t *q_bins;       /* (q_len) from 0 to bins - 1; NULL: 0 */
+  const int32_t *q_bins;       /* (row_count) from 0 to bins - 1; NULL: 0 */
   int64_t q_bins_batch;
   const int32_t *k_bins;       /* (kv_len) from 0 to bins - 1, never falling, or -1: in no bin */
   int64_t k_bins_batch;

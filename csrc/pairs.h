@@ -75,18 +75,18 @@ class PairSets {
   };
 
   uint64_t word_of(const mh_pairs &pairs, int64_t head, int64_t panel, int64_t r) const {
-    const int64_t query = f_.query(b_.first + r), key = panel * PANEL, keys = at_most(PANEL, f_.p.kv_len - key);
-    const int64_t ahead = f_.centers[query] - key;
+    const int64_t place = b_.first + r, key = panel * PANEL, keys = at_most(PANEL, f_.p.kv_len - key);
+    const int64_t ahead = f_.centers[place] - key;
     const int64_t low = at_least(pairs.low, -FAR), high = at_most(pairs.high, FAR);
     uint64_t word = bits_between(ahead - high, ahead - low) & f_.kept[panel];
     if (!word) return 0;
     if (pairs.without != INT64_MIN) {
-      const int64_t place = ahead - pairs.without;
-      if (place >= 0 && place < PANEL) word &= ~(uint64_t{1} << place);
+      const int64_t own = ahead - pairs.without;
+      if (own >= 0 && own < PANEL) word &= ~(uint64_t{1} << own);
     }
     if (pairs.q_ids)
       word &= equal_ids(pairs.k_ids + f_.batch * pairs.k_ids_batch + key, keys,
-                        pairs.q_ids[f_.batch * pairs.q_ids_batch + query]);
+                        pairs.q_ids[f_.batch * pairs.q_ids_batch + place]);
     if (pairs.dense && word) word &= dense_word(pairs, head, key, keys, r);
     return word;
   }

@@ -73,7 +73,7 @@ class Spread {
   Block<E> &b_;
   int64_t head_;
 
-  int64_t center(int64_t r) const { return f_.centers[f_.query(b_.first + r)]; }
+  int64_t center(int64_t r) const { return f_.centers[b_.first + r]; }
   float logit() const { return f_.p.sinks ? f_.p.sinks[head_] : -INF; }
 
   // The reference is the largest of all that takes part; the first key with the largest score is found.
@@ -231,8 +231,8 @@ class Spread {
     const double unit = static_cast<double>(f_.unit), ref = static_cast<double>(b_.ref[r]) * unit;
     const double sink = f_.p.sinks ? std::exp(static_cast<double>(logit()) - ref) : 0.0;
     const double sunk = static_cast<double>(b_.sunk[r]), all = left + sunk + static_cast<double>(b_.pad[r]) + sink;
-    const int64_t at = f_.at(head_, b_.first + r), query = f_.query(b_.first + r);
-    const bool none = b_.sees[r] == 0, kept = !f_.q_kept || f_.q_kept[query];
+    const int64_t at = f_.at(head_, b_.first + r);
+    const bool none = b_.sees[r] == 0, kept = !f_.q_kept || f_.q_kept[b_.first + r];
     const double share = none ? 0.0 : 1.0 / all, log_all = none ? 0.0 : std::log(all);
     b_.scale[r] = static_cast<float>(share);
     const bool counts = kept && b_.sees[r] >= f_.wanted.least;

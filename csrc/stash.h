@@ -230,7 +230,7 @@ class Scores {
       most = largest_of(line, allowed & kept);
       const float other = max_lane(largest_of(line, strange));
       b_.pad_top[row] = other > b_.pad_top[row] ? other : b_.pad_top[row];
-      if (!f_.q_kept || f_.q_kept[f_.query(b_.first + row)]) b_.leaks = true;
+      if (!f_.q_kept || f_.q_kept[b_.first + row]) b_.leaks = true;
     }
     keep_larger(most, static_cast<int32_t>(panel.index), b_.top[row], b_.top_panel[row]);
   }

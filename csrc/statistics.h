@@ -113,7 +113,7 @@ class Tell {
   void offsets(int64_t r) {
     float *out = f_.found.offsets + f_.at(head_, b_.first + r) * MH_OFFSETS;
     for (int o = 0; o < MH_OFFSETS; o++) out[o] = 0.f;
-    const int64_t center = f_.centers[f_.query(b_.first + r)];
+    const int64_t center = f_.centers[b_.first + r];
     const int64_t from = at_least(center - MH_FARTHEST, b_.from * PANEL);
     const int64_t to = at_most(at_most(center + MH_FARTHEST + 1, b_.to * PANEL), f_.p.kv_len);
     for (int64_t key = from; key < to;) {

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from multihead.native.abi import ABI, CMask, CProblem, CTensor
-from multihead.native.statistics import NONE, OPEN, Pairs, Wanted
+from multihead.native.statistics import NONE, OPEN, Wanted
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -59,13 +59,14 @@ def case(
     for b in range(batch):
         sunk[b, torch.randperm(kv_len)[:sunk_keys]] = True
     c.sunk = sunk if c.k_kept is None else sunk & c.k_kept
+    count = len(torch.arange(q_len)[c.rows])
     c.wanted = Wanted(
         rows=c.rows if isinstance(c.rows, slice) else torch.as_tensor(c.rows),
-        centers=(torch.arange(q_len) + offset)[None] + torch.randint(0, 2, (batch, 1)),
-        q_kept=torch.rand(batch, q_len) < 0.8,
+        centers=(torch.arange(q_len)[c.rows] + offset)[None] + torch.randint(0, 2, (batch, 1)),
+        q_kept=torch.rand(batch, count) < 0.8,
         k_kept=c.k_kept,
         sunk=c.sunk,
-        q_bins=torch.randint(0, bins, (batch, q_len)).int(),
+        q_bins=torch.randint(0, bins, (batch, count)).int(),
         k_bins=torch.randint(-1, bins, (batch, kv_len)).sort(-1).values.int(),
         bins=bins,
         pairs=pairs,
@@ -140,7 +141,7 @@ def expect(c):
         "left_entropy": (torch.special.entr(content).sum(-1) - torch.special.entr(content.sum(-1))),
         "squares": content.square().sum(-1),
     }
-    center = w.centers.expand(c.batch, -1)[:, rows]
+    center = w.centers.expand(c.batch, -1)
     distance = (center[..., None] - torch.arange(c.kv_len))[:, None].expand_as(a)
     found["distance"] = (content * distance).sum(-1)
     found["distance_absolute"] = (content * distance.abs()).sum(-1)
@@ -149,21 +150,21 @@ def expect(c):
     places = c.sunk.nonzero().tolist()
     found["sunk_weights"] = torch.stack([a[b, :, :, j] for b, j in places]) if places else a.new_zeros(0)
     found["sunk_seen"] = torch.stack([seen[b, :, :, j] for b, j in places]) if places else a.new_zeros(0)
-    counts = w.q_kept[:, None, rows] & (found["sees"] >= 2)
+    counts = w.q_kept[:, None] & (found["sees"] >= 2)
     counted, of_content = a * counts[..., None], content * counts[..., None]
     found["columns"] = counted.sum(2)
-    q_of = torch.nn.functional.one_hot(w.q_bins[:, rows].long(), c.bins).double()[:, None]
+    q_of = torch.nn.functional.one_hot(w.q_bins.long(), c.bins).double()[:, None]
     k_of = (w.k_bins[..., None] == torch.arange(c.bins)).double()[:, None]
     found["pooled"] = q_of.transpose(-1, -2) @ counted @ k_of
     found["pooled_content"] = q_of.transpose(-1, -2) @ of_content @ k_of
     roots = of_content.sqrt().flatten(2)
     found["gram"] = roots @ roots.transpose(-1, -2)
-    pads = c.allowed[:, :, rows] & ~kept[:, None, None] & w.q_kept[:, None, rows, None]
+    pads = c.allowed[:, :, rows] & ~kept[:, None, None] & w.q_kept[:, None, :, None]
     found["leaks"] = pads.flatten(1).any(-1)
     for name in ("pair_weight", "pair_sunk", "pair_seen", "pair_seen_sunk", "pair_top"):
         found[name] = []
     for pairs in w.pairs:
-        inside = _inside(c, pairs, distance, rows) & seen
+        inside = _inside(c, pairs, distance) & seen
         found["pair_weight"].append(torch.where(inside, content, 0.0).sum(-1))
         found["pair_sunk"].append(torch.where(inside, a - content, 0.0).sum(-1))
         found["pair_seen"].append(inside.sum(-1))
@@ -181,7 +182,7 @@ def _octaves():
     return [(-high, -low) for low, high in reversed(low)] + low
 
 
-def _inside(c, pairs: Pairs, distance, rows):
+def _inside(c, pairs, distance):
     inside = torch.ones_like(distance, dtype=torch.bool)
     if pairs.low > NONE:
         inside &= distance >= pairs.low
@@ -191,7 +192,7 @@ def _inside(c, pairs: Pairs, distance, rows):
         inside &= distance != pairs.without
     if pairs.ids is not None:
         q, k = (ids.expand(c.batch, -1) for ids in pairs.ids)
-        inside &= (q[:, rows, None] == k[:, None])[:, None]
+        inside &= (q[..., None] == k[:, None])[:, None]
     if pairs.dense is not None:
         width = pairs.dense.shape[-1]
         whole = torch.nn.functional.pad(pairs.dense, (pairs.dense_first, c.kv_len - width - pairs.dense_first))

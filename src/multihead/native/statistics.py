@@ -62,7 +62,7 @@ class Pairs:
         low: Least center - key.
         high: Greatest center - key.
         without: A value of center - key that is left out; `NONE` for none.
-        ids: Ids of the queries and of the keys, (batch | 1, length) each, that must be equal.
+        ids: Ids of the rows and of the keys, (batch | 1, length) each, that must be equal.
         dense: Which pairs of the rows looked at and some keys.
         dense_first: The first of these keys.
     """
@@ -70,7 +70,7 @@ class Pairs:
     low: int = NONE
     high: int = OPEN
     without: int = NONE
-    ids: tuple[Int32[Tensor, "_ q_len"], Int32[Tensor, "_ kv_len"]] | None = None
+    ids: tuple[Int32[Tensor, "_ rows"], Int32[Tensor, "_ kv_len"]] | None = None
     dense: Bool[Tensor, "_ _ rows keys"] | None = None
     dense_first: int = 0
 
@@ -81,11 +81,11 @@ class Wanted:
 
     Args:
         rows: The queries to look at.
-        centers: For each query the key at its own position; it may lie outside.
-        q_kept: Queries that count, or None for all.
+        centers: For each row the key at its own position; it may lie outside.
+        q_kept: Rows that count, or None for all.
         k_kept: Keys that count, or None for all.
         sunk: Keys of the sink.
-        q_bins: Bin of each query.
+        q_bins: Bin of each row.
         k_bins: Bin of each key, never falling, or -1.
         bins: Number of bins.
         pairs: Sets of pairs.
@@ -93,11 +93,11 @@ class Wanted:
     """
 
     rows: slice | Int64[Tensor, " rows"]
-    centers: Int64[Tensor, "_ q_len"]
-    q_kept: Bool[Tensor, "_ q_len"] | None
+    centers: Int64[Tensor, "_ rows"]
+    q_kept: Bool[Tensor, "_ rows"] | None
     k_kept: Bool[Tensor, "_ kv_len"] | None
     sunk: Bool[Tensor, "_ kv_len"]
-    q_bins: Int32[Tensor, "_ q_len"]
+    q_bins: Int32[Tensor, "_ rows"]
     k_bins: Int32[Tensor, "_ kv_len"]
     bins: int
     pairs: Sequence[Pairs] = ()
