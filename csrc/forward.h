@@ -49,7 +49,7 @@ __attribute__((noinline)) void raise(const vf (&most)[MR], float to_log2, int at
   }
   for (int r = 0; r < MR; r++) {
     if (!any_above(most[r], splat(rows.limit[r]))) continue;
-    const float top = max_lane(vmax(splat(-INF), most[r]));
+    const float top = max_lane(most[r]);
     const float before = rows.shift[r], after = top * to_log2;
     const float factor = before == -INF ? 0.f : std::exp2(before - after);
     rows.limit[r] = top + SLACK / to_log2;

@@ -1,4 +1,5 @@
 // Compiled once for each variant, with MH_VARIANT as its name and the flags for its instructions.
+#include "decode.h"
 #include "prefill.h"
 
 #include "kernels.h"
@@ -7,14 +8,19 @@ namespace mh {
 namespace MH_VARIANT {
 namespace {
 
+template <class E, class T>
+int run(const mh_problem &p, const mh_tensor &out, float *lse) {
+  return has_few_rows(p) ? decode<T>(p, out, lse) : prefill<E, T>(p, out, lse);
+}
+
 int forward(const mh_problem &p, const mh_tensor &out, float *lse) {
   switch (p.dtype) {
     case MH_F32:
-      return prefill<Single, float>(p, out, lse);
+      return run<Single, float>(p, out, lse);
     case MH_BF16:
-      return prefill<std::conditional_t<HAS_PAIRS, Pairs, Single>, bf16>(p, out, lse);
+      return run<std::conditional_t<HAS_PAIRS, Pairs, Single>, bf16>(p, out, lse);
     default:
-      return prefill<Single, half>(p, out, lse);
+      return run<Single, half>(p, out, lse);
   }
 }
 
