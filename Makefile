@@ -14,14 +14,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Installed again only when the contents of these files change, whatever their dates say.
 HASH := $(shell cat constraints.txt pyproject.toml | sha256sum | cut -c1-16)-$(TORCH)
+KERNEL_HASH := $(shell cat CMakeLists.txt csrc/* | sha256sum | cut -c1-16)
 BASE := $(VENV)/.base-$(HASH)
 DEV := $(VENV)/.dev-$(HASH)
+KERNEL := $(VENV)/.kernel-$(HASH)-$(KERNEL_HASH)
 CONSTRAINTS := $(VENV)/constraints.txt
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --progress-bar off -c $(CONSTRAINTS)
+# Built in $(VENV) with its own cmake, so that what was compiled before is not compiled again.
+HERE := $(PIP) --no-build-isolation -e
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONNOUSERSITE := 1
 export HF_HUB_OFFLINE := 1
+# An install that could not compile the kernel fails here; 0 goes on without it, as `pip install` does.
+export MULTIHEAD_REQUIRE_NATIVE ?= 1
 unexport PYTHONPATH
 
 .PHONY: help venv checkup test test-all fuzz check fmt bench docs clean
@@ -30,9 +36,10 @@ help:
 	@echo "make test      linters, types, quick tests  make test-all  the slow ones too     make fuzz  laws, longer"
 	@echo "make check     linters and types only    make fmt       format                make clean"
 	@echo "make bench     cost of a checkup (5 min)  make docs      build/docs/index.html"
-	@echo "Options: PYTHON=python3.11 (any 3.11 or newer), TORCH=system (reuse the torch that PYTHON has)"
+	@echo "Options: PYTHON=python3.11 (any 3.11 or newer), TORCH=system (reuse the torch that PYTHON has),"
+	@echo "         MULTIHEAD_REQUIRE_NATIVE=0 (go on where there is no C++ compiler)"
 
-venv: $(DEV)
+venv: $(DEV) $(KERNEL)
 
 $(CONSTRAINTS): constraints.txt Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "multihead needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -47,19 +54,25 @@ ifeq ($(TORCH),system)
 	cp $(VENV)/system-torch "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/system-torch.pth"
 	sed -i -E '/^(torch|triton|numpy)==/d' $(CONSTRAINTS)
 endif
-	$(PIP) -e '.[hf,images]'
-	rm -f $(VENV)/.base-* $(VENV)/.dev-*
-	touch $@
+	$(PIP) scikit-build-core cmake ninja
+	$(HERE) '.[hf,images]'
+	rm -f $(VENV)/.base-* $(VENV)/.dev-* $(VENV)/.kernel-*
+	touch $@ $(KERNEL)
 
 $(DEV): $(BASE)
-	$(PIP) -e '.[dev]'
+	$(HERE) '.[dev]'
 	touch $@
 
-checkup: $(BASE)
+$(KERNEL): | $(BASE)
+	test -e $@ || $(HERE) . --no-deps
+	rm -f $(VENV)/.kernel-*
+	touch $@
+
+checkup: $(BASE) $(KERNEL)
 	multihead models --get minilm
 	multihead checkup minilm --out checkup
 
-check: $(DEV)
+check: $(DEV) $(KERNEL)
 	ruff check .
 	ruff format --check .
 	pyright
@@ -73,19 +86,19 @@ test-all: check
 	multihead models --get minilm --get smollm2 --get rxnmapper --get dinov2 --get whisper-tiny
 	python -m pytest -n $(WORKERS) --dist loadgroup
 
-fuzz: $(DEV)
+fuzz: $(DEV) $(KERNEL)
 	HYPOTHESIS_PROFILE=fuzz python -m pytest -n $(WORKERS) --timeout 3000 tests/laws
 
 fmt: $(DEV)
 	ruff check --fix-only .
 	ruff format .
 
-bench: $(DEV)
+bench: $(DEV) $(KERNEL)
 	python benchmarks/observe.py --lengths 128 512 2048
 
-docs: $(DEV)
+docs: $(DEV) $(KERNEL)
 	sphinx-build -E -W --keep-going -q -b html docs build/docs
 	@echo "build/docs/index.html"
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
+	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

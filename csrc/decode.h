@@ -3,8 +3,6 @@
 // end through their sums (the same arithmetic as joining any disjoint sets of keys).
 #pragma once
 
-#include <new>
-
 #include "parallel.h"
 #include "score.h"
 #include "settle.h"
@@ -52,27 +50,32 @@ struct Query {
   }
 };
 
-// Products of one query with the keys of a panel.
-template <class T>
-inline void products(const vf *q, const T *k, int64_t stride, int64_t keys, int64_t size, float *scores) {
+// Products of N queries, `steps` vectors each, with the keys of a panel: (N, PANEL).
+template <int N, class T>
+inline void products(const vf *q, int64_t steps, const T *k, int64_t stride, int64_t keys, int64_t size, float *scores) {
   using Q = Query<T>;
   const int64_t whole = size / Q::STEP;
   for (int64_t j = 0; j < PANEL; j += W) {
-    if (j >= keys) {
-      store(scores + j, vf{});
-      continue;
+    vf sums[N][W];
+    for (int64_t t = 0; t < W; t++) {
+      vf sum[N] = {};
+      const T *key = k + at_most(j + t, keys - 1) * stride;  // those beyond are computed and not used
+      for (int64_t d = 0; d < whole; d++) {
+        const vf x = Q::read(key + d * Q::STEP, Q::STEP);
+        each<N>([&](auto i) __attribute__((always_inline)) { sum[i] = Q::add_product(x, q[i * steps + d], sum[i]); });
+      }
+      if (whole < steps) {
+        const vf x = Q::read(key + whole * Q::STEP, size - whole * Q::STEP);
+        each<N>([&](auto i) __attribute__((always_inline)) { sum[i] = Q::add_product(x, q[i * steps + whole], sum[i]); });
+      }
+      each<N>([&](auto i) __attribute__((always_inline)) { sums[i][t] = sum[i]; });
     }
-    vf sum[W];
-    const int64_t last = keys - 1;
-    each<W>([&](auto t) __attribute__((always_inline)) {
-      const T *key = k + at_most(j + t, last) * stride;
-      vf s = {};
-      for (int64_t d = 0; d < whole; d++) s = Q::add_product(Q::read(key + d * Q::STEP, Q::STEP), q[d], s);
-      if (whole * Q::STEP < size)
-        s = Q::add_product(Q::read(key + whole * Q::STEP, size - whole * Q::STEP), q[whole], s);
-      sum[t] = s;
-    });
-    store(scores + j, sums_of_lanes<W / 2>(sum));
+    each<N>([&](auto i) __attribute__((always_inline)) { store(scores + i * PANEL + j, sums_of_lanes<W / 2>(sums[i])); });
+    if (j + W >= keys) {
+      for (int64_t rest = j + W; rest < PANEL; rest += W)
+        each<N>([&](auto i) __attribute__((always_inline)) { store(scores + i * PANEL + rest, vf{}); });
+      return;
+    }
   }
 }
 
@@ -94,49 +97,62 @@ struct Values {
       join_lanes(acc[2], acc[3], std::make_integer_sequence<int, W>{});
     }
   }
-  static MH_INLINE void add(vf p, const T *line, vf (&acc)[4]) {
+  static MH_INLINE void read(const T *line, vf (&value)[4]) {
     if constexpr (PARTED) {
       const vu first = (vu)load(reinterpret_cast<const float *>(line));
       const vu second = (vu)load(reinterpret_cast<const float *>(line + 2 * W));
-      acc[0] = fma(p, (vf)(first << 16), acc[0]);
-      acc[1] = fma(p, (vf)(first & 0xffff0000u), acc[1]);
-      acc[2] = fma(p, (vf)(second << 16), acc[2]);
-      acc[3] = fma(p, (vf)(second & 0xffff0000u), acc[3]);
+      value[0] = (vf)(first << 16);
+      value[1] = (vf)(first & 0xffff0000u);
+      value[2] = (vf)(second << 16);
+      value[3] = (vf)(second & 0xffff0000u);
     } else {
-      each<4>([&](auto i) __attribute__((always_inline)) { acc[i] = fma(p, load(line + i * W), acc[i]); });
+      each<4>([&](auto i) __attribute__((always_inline)) { value[i] = load(line + i * W); });
     }
   }
 };
 
-// out[c] = out[c] * grow + sum over keys of weight times value; keys that may not be seen are not read.
-template <class T>
-inline void mix_row(const float *weights, uint64_t seen, float grow, const T *v, int64_t stride, int64_t size, float *out) {
+// out[r][c] = out[r][c] * grow[r] + sum over keys of weight times value, of N rows that see the same keys; others are
+// not read.
+template <int N, class T>
+inline void mix_rows(const float *weights, uint64_t seen, const float *grow, const T *v, int64_t stride, int64_t size,
+                     float *out, int64_t width) {
   int64_t c = 0;
   for (; c + 4 * W <= size; c += 4 * W) {
-    vf acc[4];
-    each<4>([&](auto i) __attribute__((always_inline)) { acc[i] = load(out + c + i * W) * grow; });
-    Values<T>::begin(acc);
+    vf acc[N][4];
+    each<N>([&](auto r) __attribute__((always_inline)) {
+      each<4>([&](auto i) __attribute__((always_inline)) { acc[r][i] = load(out + r * width + c + i * W) * grow[r]; });
+      Values<T>::begin(acc[r]);
+    });
+    const auto add = [&](int64_t j) __attribute__((always_inline)) {
+      vf value[4];
+      Values<T>::read(v + j * stride + c, value);
+      each<N>([&](auto r) __attribute__((always_inline)) {
+        const vf p = splat(weights[r * PANEL + j]);
+        each<4>([&](auto i) __attribute__((always_inline)) { acc[r][i] = fma(p, value[i], acc[r][i]); });
+      });
+    };
     if (seen == ~uint64_t{0}) {
-#pragma GCC unroll 4
-      for (int64_t j = 0; j < PANEL; j++) Values<T>::add(splat(weights[j]), v + j * stride + c, acc);
+#pragma GCC unroll 2
+      for (int64_t j = 0; j < PANEL; j++) add(j);
     } else {
-      for (uint64_t word = seen; word; word &= word - 1) {
-        const int64_t j = __builtin_ctzll(word);
-        Values<T>::add(splat(weights[j]), v + j * stride + c, acc);
-      }
+      for (uint64_t word = seen; word; word &= word - 1) add(__builtin_ctzll(word));
     }
-    Values<T>::end(acc);
-    each<4>([&](auto i) __attribute__((always_inline)) { store(out + c + i * W, acc[i]); });
+    each<N>([&](auto r) __attribute__((always_inline)) {
+      Values<T>::end(acc[r]);
+      each<4>([&](auto i) __attribute__((always_inline)) { store(out + r * width + c + i * W, acc[r][i]); });
+    });
   }
   for (; c < size; c += W) {
     const int some = static_cast<int>(at_most(size - c, W));
-    vf acc = load(out + c) * grow;
-    for (uint64_t word = seen; word; word &= word - 1) {
-      const int64_t j = __builtin_ctzll(word);
-      const T *line = v + j * stride + c;
-      acc = fma(splat(weights[j]), some == W ? load(line) : load_some(line, some), acc);
+    for (int r = 0; r < N; r++) {
+      vf acc = load(out + r * width + c) * grow[r];
+      for (uint64_t word = seen; word; word &= word - 1) {
+        const int64_t j = __builtin_ctzll(word);
+        const T *line = v + j * stride + c;
+        acc = fma(splat(weights[r * PANEL + j]), some == W ? load(line) : load_some(line, some), acc);
+      }
+      store(out + r * width + c, acc);
     }
-    store(out + c, acc);
   }
 }
 
@@ -145,40 +161,38 @@ struct Part {
   float shift, sum;
 };
 
+constexpr int TOGETHER = 4;  // rows for which a key is read once
+
 template <class T>
 class Chunk {
  public:
   Chunk(const mh_problem &p, const Scoring &scoring, char *scratch)
-      : p_(p), scoring_(scoring), steps_((p.head_dim + Query<T>::STEP - 1) / Query<T>::STEP) {
+      : p_(p), scoring_(scoring), steps_((p.head_dim + Query<T>::STEP - 1) / Query<T>::STEP),
+        group_(p.heads / p.kv_heads) {
     Cutter cutter(scratch);
     q_ = cutter.take<vf>(FEW_ROWS * steps_);
     bias_ = cutter.take<float>(MR * PANEL);
-    scores_ = cutter.take<float>(PANEL);
+    scores_ = cutter.take<float>(TOGETHER * PANEL);
     bytes_ = cutter.used();
   }
   size_t bytes() const { return bytes_; }
 
   // Parts and outputs (rows, width) of the queries that share keys, head by head.
   void run(int64_t batch, int64_t kv_head, int64_t from, int64_t to, Part *parts, float *out, int64_t width) {
-    const int64_t group = p_.heads / p_.kv_heads, rows = group * p_.q_len;
+    const int64_t rows = group_ * p_.q_len;
+    batch_ = batch, kv_head_ = kv_head, width_ = width;
     for (int64_t r = 0; r < rows; r++) {
-      read_query(batch, kv_head * group + r / p_.q_len, r % p_.q_len, q_ + r * steps_);
+      read_query(r, q_ + r * steps_);
       parts[r] = {-INF, 0.f};
     }
     std::memset(out, 0, sizeof(float) * static_cast<size_t>(rows * width));
-    const T *k = static_cast<const T *>(p_.k.data) + batch * p_.k.batch + kv_head * p_.k.head;
-    const T *v = static_cast<const T *>(p_.v.data) + batch * p_.v.batch + kv_head * p_.v.head;
     for (int64_t index = from / PANEL; index * PANEL < to; index++) {
-      for (int64_t r = 0; r < rows; r++) {
-        const int64_t head = kv_head * group + r / p_.q_len, row = r % p_.q_len;
-        const Sight sight(p_, batch, head);
-        const Panel panel = sight.panel(index);
-        uint64_t words[MR];
-        const Seen seen = sight.look(panel, row, 1, words);
-        if (seen == Seen::NOTHING) continue;
-        products(q_ + r * steps_, k + panel.first * p_.k.row, p_.k.row, panel.keys, p_.head_dim, scores_);
-        if (!scoring_.plain) finish(panel, batch, head, row);
-        add(seen == Seen::ALL ? ~uint64_t{0} : words[0], v + panel.first * p_.v.row, &parts[r], out + r * width);
+      for (int64_t r = 0; r < rows; r += TOGETHER) {
+        const int64_t some = at_most(TOGETHER, rows - r);
+        if (some == 4) step<4>(index, r, parts + r, out + r * width);
+        if (some == 3) step<3>(index, r, parts + r, out + r * width);
+        if (some == 2) step<2>(index, r, parts + r, out + r * width);
+        if (some == 1) step<1>(index, r, parts + r, out + r * width);
       }
     }
   }
@@ -186,45 +200,81 @@ class Chunk {
  private:
   const mh_problem &p_;
   const Scoring &scoring_;
-  int64_t steps_;
+  int64_t steps_, group_, batch_ = 0, kv_head_ = 0, width_ = 0;
   vf *q_;
   float *bias_, *scores_;
   size_t bytes_;
 
-  void read_query(int64_t batch, int64_t head, int64_t row, vf *q) const {
-    const T *from = static_cast<const T *>(p_.q.data) + batch * p_.q.batch + head * p_.q.head + row * p_.q.row;
+  int64_t head(int64_t r) const { return kv_head_ * group_ + r / p_.q_len; }
+  int64_t row(int64_t r) const { return r % p_.q_len; }
+
+  void read_query(int64_t r, vf *q) const {
+    const T *from = static_cast<const T *>(p_.q.data) + batch_ * p_.q.batch + head(r) * p_.q.head + row(r) * p_.q.row;
     for (int64_t d = 0; d < steps_; d++) q[d] = Query<T>::read(from + d * Query<T>::STEP, p_.head_dim - d * Query<T>::STEP);
   }
 
-  void finish(const Panel &panel, int64_t batch, int64_t head, int64_t row) {
-    Adjust(p_, batch, head).fill(panel, row, 1, bias_);
-    for (int c = 0; c < PANEL; c += W) {
-      vf s = load(scores_ + c) * (scoring_.scale * scoring_.sign);
-      if (scoring_.softcap > 0.f) s = scoring_.softcap * tanhv(s * scoring_.inverse_cap);
-      store(scores_ + c, s + load(bias_ + c));
+  // One panel for N rows.
+  template <int N>
+  void step(int64_t index, int64_t r, Part *parts, float *out) {
+    uint64_t seen[N], any = 0;
+    Panel panel{};
+    for (int i = 0; i < N; i++) {
+      const Sight sight(p_, batch_, head(r + i));
+      if (i == 0) panel = sight.panel(index);
+      uint64_t words[MR];
+      const Seen found = sight.look(panel, row(r + i), 1, words);
+      seen[i] = found == Seen::ALL ? ~uint64_t{0} : found == Seen::NOTHING ? 0 : words[0];
+      any |= seen[i];
+    }
+    if (any == 0) return;
+    const T *k = static_cast<const T *>(p_.k.data) + batch_ * p_.k.batch + kv_head_ * p_.k.head + panel.first * p_.k.row;
+    const T *v = static_cast<const T *>(p_.v.data) + batch_ * p_.v.batch + kv_head_ * p_.v.head + panel.first * p_.v.row;
+    products<N>(q_ + r * steps_, steps_, k, p_.k.row, panel.keys, p_.head_dim, scores_);
+    float grow[N];
+    bool alike = true;
+    for (int i = 0; i < N; i++) {
+      alike &= seen[i] == seen[0];
+      if (!scoring_.plain) finish(panel, r + i, scores_ + i * PANEL);
+      grow[i] = weigh(seen[i], scores_ + i * PANEL, &parts[i]);
+    }
+    if (alike) {
+      mix_rows<N>(scores_, seen[0], grow, v, p_.v.row, p_.v_head_dim, out, width_);
+    } else {
+      for (int i = 0; i < N; i++)
+        if (seen[i]) mix_rows<1>(scores_ + i * PANEL, seen[i], grow + i, v, p_.v.row, p_.v_head_dim, out + i * width_, width_);
     }
   }
 
-  // Scores become weights; then the values are added.
-  void add(uint64_t seen, const T *v, Part *part, float *out) {
+  void finish(const Panel &panel, int64_t r, float *scores) {
+    Adjust(p_, batch_, head(r)).fill(panel, row(r), 1, bias_);
+    for (int c = 0; c < PANEL; c += W) {
+      vf s = load(scores + c) * (scoring_.scale * scoring_.sign);
+      if (scoring_.softcap > 0.f) s = scoring_.softcap * tanhv(s * scoring_.inverse_cap);
+      store(scores + c, s + load(bias_ + c));
+    }
+  }
+
+  // Scores of a row become weights; returns the factor of what was summed before.
+  float weigh(uint64_t seen, float *scores, Part *part) {
+    if (seen == 0) return 1.f;
     const float by = scoring_.plain ? scoring_.to_log2 * scoring_.sign : scoring_.to_log2;
     vf top = splat(-INF), sum = {};
     for (int c = 0; c < PANEL; c += W) {
-      const vf s = pick(static_cast<uint32_t>(seen >> c), load(scores_ + c) * by, splat(-INF));
-      store(scores_ + c, s);
+      const vf s = pick(static_cast<uint32_t>(seen >> c), load(scores + c) * by, splat(-INF));
+      store(scores + c, s);
       top = vmax(s, top);
     }
     const float before = part->shift, most = max_lane(top), after = most > before ? most : before;
     const float grow = before == -INF ? 0.f : std::exp2(before - after);
     const vf shift = splat(after == -INF ? 0.f : after);
     for (int c = 0; c < PANEL; c += W) {
-      const vf e = exp2v<true>(load(scores_ + c) - shift);
-      store(scores_ + c, e);
+      const vf e = exp2v<true>(load(scores + c) - shift);
+      store(scores + c, e);
       sum += e;
     }
     part->shift = after;
     part->sum = part->sum * grow + sum_lanes(sum);
-    mix_row(scores_, seen, grow, v, p_.v.row, p_.v_head_dim, out);
+    return grow;
   }
 };
 

@@ -22,10 +22,43 @@ MH_INLINE uint64_t bits_between(int64_t first, int64_t last) {
   return (~uint64_t{0} >> (PANEL - 1 - last)) & (~uint64_t{0} << first);
 }
 
-// 64 bytes of 0 or 1 as a word.
+// Up to 64 bytes of 0 or 1 as a word.
 MH_INLINE uint64_t bits_of_bytes(const uint8_t *byte, int64_t stride, int64_t count) {
+#if defined(__AVX512BW__)
+  if (stride == 1) {
+    const __mmask64 there = bits_between(0, count - 1);
+    const __m512i x = _mm512_maskz_loadu_epi8(there, byte);
+    return _mm512_test_epi8_mask(x, x);
+  }
+#endif
   uint64_t word = 0;
-  for (int64_t j = 0; j < count; j++) word |= static_cast<uint64_t>(byte[j * stride] != 0) << j;
+  int64_t j = 0;
+  if (stride == 1) {
+    for (; j + 8 <= count; j += 8) {  // the product moves the lowest bits of eight bytes side by side
+      uint64_t eight;
+      std::memcpy(&eight, byte + j, 8);
+      word |= (eight * 0x0102040810204080u >> 56) << j;
+    }
+  }
+  for (; j < count; j++) word |= static_cast<uint64_t>(byte[j * stride] != 0) << j;
+  return word;
+}
+
+// Which of up to 64 numbers equal one.
+MH_INLINE uint64_t bits_of_equal(const int32_t *number, int32_t wanted, int64_t count) {
+  uint64_t word = 0;
+  int64_t j = 0;
+#if defined(__AVX512F__)
+  for (; j + W <= count; j += W)
+    word |= static_cast<uint64_t>(_mm512_cmpeq_epi32_mask(_mm512_loadu_si512(number + j), _mm512_set1_epi32(wanted))) << j;
+#elif defined(__AVX2__)
+  for (; j + W <= count; j += W) {
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(number + j));
+    const __m256i same = _mm256_cmpeq_epi32(x, _mm256_set1_epi32(wanted));
+    word |= static_cast<uint64_t>(_mm256_movemask_ps(_mm256_castsi256_ps(same))) << j;
+  }
+#endif
+  for (; j < count; j++) word |= static_cast<uint64_t>(number[j] == wanted) << j;
   return word;
 }
 
@@ -138,11 +171,7 @@ class Sight {
       uint64_t word = panel.real;
       if (cut) word &= bits_between(ahead - high_, ahead - low_);
       if (mapped) word &= mapped_word(panel, i);
-      if (apart) {
-        uint64_t same = 0;
-        for (int64_t j = 0; j < panel.keys; j++) same |= static_cast<uint64_t>(k_ids_[panel.first + j] == q_ids_[i]) << j;
-        word &= same;
-      }
+      if (apart) word &= bits_of_equal(k_ids_ + panel.first, q_ids_[i], panel.keys);
       if (dense_ && word)
         word &= bits_of_bytes(dense_ + i * mask_.dense_row + panel.first * mask_.dense_col, mask_.dense_col, panel.keys);
       words[r] = word;

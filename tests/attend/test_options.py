@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from attend.oracle import near, qkv
+from built import NATIVE
 from multihead.attend import AUTOMATIC, Sigmoid, Softmax, Sparsemax, attention, define, find, make_problem
 from multihead.pattern import causal, document, padding, sliding_window
 from multihead.position import ALiBi, RelativeTable
@@ -87,7 +88,7 @@ KEPT_CAUSAL = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled", "reference"])
+@pytest.mark.parametrize("backend", ["auto", NATIVE, "sdpa", "tiled", "reference"])
 @pytest.mark.parametrize("name", KEPT_CAUSAL)
 @pytest.mark.parametrize("joined", [False, True], ids=["causal", "causal and padding"])
 def test_09_no_option_lets_the_future_in(name, backend, dtype, joined):

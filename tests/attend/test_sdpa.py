@@ -1,6 +1,7 @@
 """The backend on PyTorch's kernels: which kernel really ran, what is refused and why, and the gradients it adds."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -55,7 +56,7 @@ def test_the_flash_kernel_runs_both_ways_and_never_the_slow_path(name, larger):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_every_dtype_runs_on_the_flash_kernel(dtype):
     q, k, v = qkv(dtype=dtype)
-    ran = kernels(lambda: attention(q, k, v, mask=padding(torch.rand(2, 7) < 0.5)))
+    ran = kernels(lambda: attention(q, k, v, mask=padding(torch.rand(2, 7) < 0.5), backend="sdpa"))
     assert FLASH in ran
     assert SLOW not in ran
 
@@ -73,19 +74,20 @@ def test_causal_is_a_flag_where_it_means_the_same(monkeypatch):
             assert flag == (not offset)
             assert (added is None) == (not offset)
     q, k, v = qkv(kv_len=6)
-    attention(q, k, v, mask=causal(), bias=torch.zeros(6, 6))
+    attention(q, k, v, mask=causal(), bias=torch.zeros(6, 6), backend="sdpa")
     assert seen.pop()[0] is False
 
 
 def test_equal_to_torch_bit_for_bit_where_torch_can():
     q, k, v = qkv(heads=4, kv_heads=4, q_len=50, kv_len=50)
-    assert torch.equal(attention(q, k, v), torch.nn.functional.scaled_dot_product_attention(q, k, v))
+    ours = partial(attention, backend="sdpa")
+    assert torch.equal(ours(q, k, v), torch.nn.functional.scaled_dot_product_attention(q, k, v))
     assert torch.equal(
-        attention(q, k, v, mask=causal()), torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        ours(q, k, v, mask=causal()), torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     )
     mask = torch.rand(2, 1, 50, 50) < 0.5
     assert torch.equal(
-        attention(q, k, v, mask=mask), torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        ours(q, k, v, mask=mask), torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     )
 
 

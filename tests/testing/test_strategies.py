@@ -3,18 +3,20 @@
 import sys
 
 import hypothesis
+import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
 
+from built import NATIVE
 from multihead.attend import find
 from multihead.error import MultiheadError
 from multihead.pattern import Pattern
 from multihead.testing import Case, check_case, patterns, problems
 
 
-@given(problem=problems())
-@pytest.mark.parametrize("backend", ["tiled", "sdpa"])
+@given(problem=st.one_of(problems(), problems(dtype=torch.float32)))
+@pytest.mark.parametrize("backend", ["tiled", "sdpa", NATIVE])
 def test_random_problems(backend, problem):
     results = check_case(find(backend), Case(name="random", build=lambda draw: problem))
     assert [str(result) for result in results if result.outcome == "failed"] == []

@@ -10,7 +10,7 @@ from typing import Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor
 
-from multihead.attend import defined, sdpa, tiled
+from multihead.attend import defined, native, sdpa, tiled
 from multihead.attend.problem import Problem
 from multihead.error import BackendRefused, MultiheadError
 
@@ -39,8 +39,8 @@ class Backend(Protocol):
         ...
 
 
-# Fastest first; "auto" takes the first without a reason against it.
-AUTOMATIC: tuple[Backend, ...] = (cast(Backend, sdpa), cast(Backend, tiled))
+# "auto" takes the first without a reason against it, but for what the measured table says of the first two.
+AUTOMATIC: tuple[Backend, ...] = (cast(Backend, native), cast(Backend, sdpa), cast(Backend, tiled))
 # Only by name: these store every weight.
 BY_NAME: tuple[Backend, ...] = (cast(Backend, defined),)
 
@@ -54,12 +54,14 @@ class Verdict:
         reasons: Why it cannot run the problem; empty if it can.
         how: What would run; empty if it cannot.
         automatic: False where it runs only by name.
+        behind: Why "auto" passes it over although it can: what the measured table prefers; empty if it does not.
     """
 
     backend: str
     reasons: tuple[str, ...]
     how: str
     automatic: bool
+    behind: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,7 @@ class Explanation:
                 told = "cannot: " + "; ".join(verdict.reasons)
             else:
                 state = "chosen" if verdict.backend == self.chosen else "could" if verdict.automatic else "only by name"
-                told = f"{state}: {verdict.how}"
+                told = f"{state}: {verdict.how}" + f"; {verdict.behind}" * bool(verdict.behind)
             lines.append(f"  {verdict.backend:{width}}  {told}")
         return "\n".join(lines)
 
@@ -116,7 +118,7 @@ def choose(problem: Problem, backend: str) -> Backend:
     reasons: dict[str, list[str]] = {}
     for candidate in asked:
         reasons[candidate.NAME] = candidate.why_not(problem)
-        if not reasons[candidate.NAME]:
+        if not reasons[candidate.NAME] and (backend != "auto" or _behind(candidate, problem) is None):
             return candidate
     able = [other.NAME for other in (*AUTOMATIC, *BY_NAME) if other not in asked and not other.why_not(problem)]
     raise BackendRefused(
@@ -124,6 +126,12 @@ def choose(problem: Problem, backend: str) -> Backend:
         reasons=reasons,
         remedy=f'pass backend="auto", or one that can run it: {", ".join(able)}',
     )
+
+
+def _behind(candidate: Backend, problem: Problem) -> str | None:
+    """Why "auto" passes over a backend that can run the problem: one that was measured to be faster can run it too."""
+    told = native.behind(problem) if candidate.NAME == native.NAME else None
+    return told if told is not None and not sdpa.why_not(problem) else None
 
 
 def explain(problem: Problem, backend: str) -> Explanation:
@@ -138,9 +146,12 @@ def explain(problem: Problem, backend: str) -> Explanation:
                 reasons=reasons,
                 how="" if reasons else each.how(problem),
                 automatic=each in AUTOMATIC,
+                behind="" if reasons else _behind(each, problem) or "",
             )
         )
-    able = [
-        v.backend for v in verdicts if not v.reasons and (v.automatic if named is None else v.backend == named.NAME)
-    ]
+    able = [verdict.backend for verdict in verdicts if not verdict.reasons and _is_asked(verdict, named)]
     return Explanation(problem=str(problem), chosen=able[0] if able else None, verdicts=tuple(verdicts))
+
+
+def _is_asked(verdict: Verdict, named: Backend | None) -> bool:
+    return verdict.automatic and not verdict.behind if named is None else verdict.backend == named.NAME

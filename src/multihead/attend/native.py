@@ -1,0 +1,137 @@
+"""Our compiled kernel for the CPU: every mask and bias of this room, in one pass over the keys.
+
+It gives no gradients; in training another backend runs.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+from multihead.attend.lowering import bias_parts, mask_parts, sink_logits
+from multihead.attend.normaliser import Softmax
+from multihead.attend.problem import Problem
+from multihead.attend.table import kind_of, prefers
+from multihead.native import NOT_BUILT, Library, Variant, load, why_none
+from multihead.native.ops import DTYPES, WIDEST, native_forward
+
+NAME = "native"
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+_BUILD = "install a C++ compiler (g++ or clang++), then multihead again from its sources"
+_FARTHEST = 2**40  # of an offset
+_RANGE = torch.finfo(torch.float32)
+# (variant, threads) that a test asked for; 0 leaves it to the kernel and to torch.
+_FORCED: ContextVar[tuple[int, int]] = ContextVar("multihead.attend.native", default=(0, 0))
+
+
+@contextmanager
+def forced(*, variant: int = Variant.AUTO, threads: int = 0) -> Generator[None]:
+    """Within it the kernel runs this variant on so many threads: for tests and benchmarks, the result is the same.
+
+    Args:
+        variant: One of `load().variants()`, or AUTO for the best one.
+        threads: At most so many, or 0 for as many as torch has.
+    """
+    token = _FORCED.set((int(variant), threads))
+    try:
+        yield
+    finally:
+        _FORCED.reset(token)
+
+
+def why_not(problem: Problem) -> list[str]:
+    """Every reason against it, in words; none if it can run the problem."""
+    reasons: list[str] = []
+    if problem.q.device.type != "cpu":
+        reasons.append(f"it runs on the CPU, not on {problem.q.device.type}")
+    if problem.q.dtype not in DTYPES:
+        dtype = str(problem.q.dtype).removeprefix("torch.")
+        reasons.append(f"it has float32, bfloat16 and float16, not {dtype}")
+    if torch.is_grad_enabled() and _trained(problem):
+        reasons.append("it gives no gradients yet")
+    if problem.dropout > 0:
+        reasons.append("it has no dropout yet")
+    if not isinstance(problem.normaliser, Softmax):
+        reasons.append(f"it has softmax only, not {problem.normaliser}")
+    reasons += _beyond(problem)
+    library = load()
+    if library is None:
+        told = why_none()
+        reasons.append(f"{told}: {_BUILD}" if told == NOT_BUILT else str(told))
+    elif problem.q.dtype == torch.bfloat16 and library.has_amx():
+        reasons.append("bfloat16 is left to PyTorch's kernels where the processor has AMX tiles, which this lacks")
+    return reasons
+
+
+def _trained(problem: Problem) -> bool:
+    bias, normaliser = problem.bias, problem.normaliser
+    parts = [problem.q, problem.k, problem.v]
+    parts += [bias if isinstance(bias, Tensor) else bias.weight] if bias is not None else []
+    parts += [normaliser.sinks] if isinstance(normaliser, Softmax) and normaliser.sinks is not None else []
+    return any(part.requires_grad for part in parts)
+
+
+def _beyond(problem: Problem) -> list[str]:
+    """Sizes and numbers the kernel does not take."""
+    sizes = {"head_dim": problem.head_dim, "v_head_dim": problem.v_head_dim}
+    reasons = [f"{name} {size} is over {WIDEST}" for name, size in sizes.items() if size > WIDEST]
+    numbers = {"scale": problem.scale, "softcap": problem.softcap}
+    for name, number in numbers.items():
+        if number and not _RANGE.tiny <= abs(number) <= _RANGE.max:
+            reasons.append(f"{name} {number:g} is beyond the numbers of float32")
+    if abs(problem.q_offset or 0) > _FARTHEST:
+        reasons.append(f"q_offset {problem.q_offset} is beyond +-2**40")
+    return reasons
+
+
+def behind(problem: Problem) -> str | None:
+    """Why another backend that can run the problem as well goes first, in words; None where this is the fastest."""
+    library = load()
+    return None if library is None else prefers(problem, _asked(library)[0].name.lower())
+
+
+def how(problem: Problem) -> str:
+    """What runs, in words."""
+    library = load()
+    if library is None:
+        return NOT_BUILT
+    variant, threads = _asked(library)
+    words = [f"compiled kernel, {variant.name.lower()}, {threads} thread{'s' * (threads != 1)}"]
+    words += ["keys read where they lie"] * (kind_of(problem) == "decode")
+    words += [text for text in (str(mask_parts(problem)), str(bias_parts(problem))) if text]
+    words += ["sinks"] * (isinstance(problem.normaliser, Softmax) and not problem.normaliser.plain)
+    copied = [name for name in ("q", "k", "v") if _gaps(getattr(problem, name))]
+    return ", ".join(words + [f"copies of {' and '.join(copied)} without gaps"] * bool(copied))
+
+
+def _asked(library: Library) -> tuple[Variant, int]:
+    variant, threads = _FORCED.get()
+    return Variant(variant) if variant else library.best_variant(), threads or library.threads()
+
+
+def _gaps(x: Tensor) -> bool:
+    return x.stride(3) != 1 and x.shape[3] > 1 and x.numel() > 0
+
+
+def run(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Output (batch, heads, q_len, v_head_dim) and log-sum-exp (batch, heads, q_len)."""
+    q, k, v = (x.contiguous() if _gaps(x) else x for x in (problem.q, problem.k, problem.v))
+    bias = None if problem.bias is None else bias_parts(problem)
+    variant, threads = _FORCED.get()
+    return native_forward(
+        q,
+        k,
+        v,
+        [] if problem.mask is None else mask_parts(problem).tensors(),
+        [] if bias is None else bias.tensors(),
+        sink_logits(problem),
+        problem.scale,
+        problem.softcap or 0.0,
+        problem.q_offset or 0,
+        0 if bias is None else bias.first,
+        threads,
+        variant,
+    )

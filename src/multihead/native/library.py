@@ -1,0 +1,149 @@
+"""Loads the compiled kernel, where it was built, and turns the codes it answers into errors."""
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+# Before the kernel: it brings a libgomp of its own, which the kernel then shares, so that there is one pool of threads.
+import torch
+
+from multihead.error import MultiheadError
+from multihead.native.abi import ABI, CProblem, CTensor, Status, Variant
+
+FILE = "libmultihead_cpu.so"
+NOT_BUILT = "compiled kernel not built"
+
+_REMEDIES = {
+    Status.BAD_SIZE: "pass tensors whose sizes fit together",
+    Status.BAD_DTYPE: "pass float32, bfloat16 or float16",
+    Status.BAD_STRIDE: "pass a contiguous copy: `.contiguous()`",
+    Status.BAD_POINTER: "pass a copy of the tensor: `.clone()`",
+    Status.BAD_MASK: "build the tile map, the window or the ids for this many queries and keys",
+    Status.BAD_NUMBER: "pass a finite scale, softcap and offset",
+    Status.ALIASED: "pass an output of its own: `torch.empty_like`",
+    Status.NO_VARIANT: "leave the variant out, or name one of `variants()`",
+    Status.NO_MEMORY: "make memory free, or pass fewer queries or keys at a time",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Library:
+    """The compiled kernel.
+
+    Args:
+        path: Its file.
+        c: Its functions, typed as in `csrc/multihead.h`.
+    """
+
+    path: Path
+    c: ctypes.CDLL
+
+    def variants(self) -> tuple[Variant, ...]:
+        """The variants that were compiled in and that this processor can run, the plainest first."""
+        bits = int(self.c.mh_variants())
+        return tuple(variant for variant in Variant if variant and bits >> variant & 1)
+
+    def best_variant(self) -> Variant:
+        """The variant that AUTO stands for on this processor."""
+        return Variant(self.c.mh_best_variant())
+
+    def has_amx(self) -> bool:
+        """Whether the processor has tiles of bfloat16, which PyTorch's kernels use and this one does not."""
+        return bool(self.c.mh_has_amx())
+
+    def has_threads(self) -> bool:
+        """Whether the kernel was compiled for more than one thread."""
+        return bool(self.c.mh_has_threads())
+
+    def threads(self) -> int:
+        """The number of threads to ask for: PyTorch's, where the kernel can have more than one."""
+        return torch.get_num_threads() if self.has_threads() else 1
+
+    def forward(self, problem: CProblem, out: CTensor, lse: int | None) -> None:
+        """Attends: fills the output and, where asked for, the log-sum-exp of each row.
+
+        Args:
+            problem: What is asked. What it points to must be there until this returns.
+            out: Where the output goes, (batch, heads, q_len, v_head_dim).
+            lse: Address of (batch, heads, q_len) float32, contiguous, or None.
+
+        Raises:
+            MultiheadError: If the kernel refuses the problem; it has then written nothing.
+        """
+        self.check(self.c.mh_forward(ctypes.byref(problem), ctypes.byref(out), lse), "attention by the compiled kernel")
+
+    def check(self, status: int, asked: str) -> None:
+        """Raises what a code of the kernel says.
+
+        Args:
+            status: What an entry answered.
+            asked: What was wanted of it.
+
+        Raises:
+            MultiheadError: Unless the code is OK.
+        """
+        if status != Status.OK:
+            told = self.c.mh_status_text(status).decode()
+            remedy = _REMEDIES.get(Status(status), "") if status in list(Status) else ""
+            raise MultiheadError(
+                asked=asked,
+                arrived=f"{told} (status {status})",
+                remedy=remedy or "install multihead again: its kernel and its Python files are of different versions",
+            )
+
+
+def load() -> Library | None:
+    """The compiled kernel, or None where there is none that runs here; `why_none` then says why.
+
+    Example:
+        >>> library = load()
+        >>> library is None or len(library.variants()) > 0
+        True
+    """
+    loaded = _loaded()
+    return loaded if isinstance(loaded, Library) else None
+
+
+def why_none() -> str | None:
+    """Why `load` gives None, in a few words, or None where it gives the kernel.
+
+    Example:
+        >>> (why_none() is None) == (load() is not None)
+        True
+    """
+    loaded = _loaded()
+    return loaded if isinstance(loaded, str) else None
+
+
+@cache
+def _loaded() -> Library | str:
+    # Not beside this file: an editable install keeps the library where packages are, and the sources where they were.
+    file = resources.files("multihead.native") / FILE
+    return open_library(file) if isinstance(file, Path) and file.is_file() else NOT_BUILT
+
+
+def open_library(path: Path) -> Library | str:
+    """The kernel in a file, or why it cannot be used.
+
+    Args:
+        path: A shared library.
+    """
+    try:
+        c = ctypes.CDLL(str(path))
+        abi = int(c.mh_abi())
+    except (OSError, AttributeError) as fault:
+        return f"compiled kernel cannot be loaded: {fault}"
+    if abi != ABI:
+        return f"compiled kernel has interface {abi}, this package {ABI}: install multihead again"
+    _declare(c)
+    library = Library(path=path, c=c)
+    return library if library.variants() else "compiled kernel has no variant for this processor"
+
+
+def _declare(c: ctypes.CDLL) -> None:
+    c.mh_forward.argtypes = [ctypes.POINTER(CProblem), ctypes.POINTER(CTensor), ctypes.c_void_p]
+    for text in (c.mh_status_text, c.mh_variant_name):
+        text.argtypes = [ctypes.c_int]
+        text.restype = ctypes.c_char_p

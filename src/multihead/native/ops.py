@@ -1,0 +1,269 @@
+"""The compiled kernel as an operator of torch, on tensors alone: `torch.ops.multihead.native_forward`.
+
+It checks everything that its tensors say; what only their numbers say (classes and places of tiles) the kernel checks
+before it computes. It changes nothing it is given.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from multihead.error import MultiheadError
+from multihead.native.abi import ABI, CBias, CMask, CProblem, CTensor, DType
+from multihead.native.library import Library, load, why_none
+
+DTYPES = {torch.float32: DType.F32, torch.bfloat16: DType.BF16, torch.float16: DType.F16}
+WIDEST = 512  # head_dim and v_head_dim
+TILE = 64
+
+_OPERATORS = torch.library.Library("multihead", "FRAGMENT")
+_OPERATORS.define(
+    "native_forward(Tensor q, Tensor k, Tensor v, Tensor?[] mask, Tensor?[] bias, Tensor? sinks, float scale, "
+    "float softcap, SymInt q_offset, SymInt table_first, int threads, int variant) -> (Tensor out, Tensor lse)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _forward(  # noqa: PLR0913 - everything of one call, as the kernel takes it
+    q: Float[Tensor, "batch heads q_len head_dim"],
+    k: Float[Tensor, "batch kv_heads kv_len head_dim"],
+    v: Float[Tensor, "batch kv_heads kv_len v_head_dim"],
+    mask: Sequence[Tensor | None],
+    bias: Sequence[Tensor | None],
+    sinks: Float[Tensor, " heads"] | None,
+    scale: float,
+    softcap: float,
+    q_offset: int,
+    table_first: int,
+    threads: int,
+    variant: int,
+) -> tuple[Float[Tensor, "batch heads q_len v_head_dim"], Float[Tensor, "batch heads q_len"]]:
+    """`softmax(mask(softcap(scale * q @ k.T) + bias)) @ v` and the log-sum-exp of each row, on the CPU.
+
+    Args:
+        q: Queries; columns must follow one another, all other strides are free. So for k and v.
+        k: Keys.
+        v: Values, of the dtype of q and k: float32, bfloat16 or float16.
+        mask: What pairs must satisfy, each part or None, or nothing at all: window (batch | 1, heads | 1, 2) int64,
+            q_ids (batch | 1, q_len) int32, k_ids (batch | 1, kv_len) int32, keep (batch | 1, kv_len) bool, dense
+            (batch | 1, heads | 1, q_len | 1, kv_len | 1) bool, tile_class (batch | 1, heads | 1, q_tiles, k_tiles)
+            int8, tile_index of the same shape int32, tile_bits (distinct, 64) int64. `csrc/multihead.h` says what each
+            means.
+        bias: What is added to the scores, each part or None, or nothing at all: slopes (heads,) float32, table
+            (heads, length) float32, dense (batch | 1, heads | 1, q_len | 1, kv_len | 1) float32, bfloat16 or float16.
+        sinks: One logit a head that takes up weight and gives nothing, float32.
+        scale: Factor of the products.
+        softcap: c in c * tanh(scaled / c); 0 is no cap.
+        q_offset: Position of the first query, where the first key has position 0.
+        table_first: Distance of the first column of the table.
+        threads: At most so many; 0 is as many as torch has. The result is the same for any number.
+        variant: One of `Variant`; 0 is the best one for this processor.
+
+    Returns:
+        Output in the dtype of q, and log-sum-exp in float32: 0 and -inf in rows without a key.
+
+    Raises:
+        MultiheadError: If the arguments do not fit together, a gradient is asked for, or there is no compiled kernel.
+    """
+    library = _library()
+    if torch.is_grad_enabled():
+        _refuse_gradients([q, k, v, *mask, *bias, sinks])
+    _check_inputs(q, k, v)
+    out, lse = _blank(q, v)
+    batch, heads, q_len, head_dim = q.shape
+    problem = CProblem(
+        ABI,
+        DTYPES[q.dtype],
+        variant,
+        threads or library.threads(),
+        batch,
+        heads,
+        k.shape[1],
+        q_len,
+        k.shape[2],
+        head_dim,
+        v.shape[3],
+        _tensor(q),
+        _tensor(k),
+        _tensor(v),
+        scale,
+        softcap,
+        q_offset,
+    )
+    sizes = (batch, heads, q_len, k.shape[2])
+    if mask:
+        _fill_mask(problem.mask, mask, sizes)
+    if bias:
+        _fill_bias(problem.bias, bias, table_first, sizes)
+    if 0 in sizes:  # a part may have no numbers, and so no address, and there is no pair for it to speak of
+        problem.mask, problem.bias = CMask(), CBias()
+    problem.sinks = _address("sinks", sinks, torch.float32, (heads,))
+    library.forward(problem, _tensor(out), lse.data_ptr() or None)
+    return out, lse
+
+
+def _library() -> Library:
+    library = load()
+    if library is None:
+        raise MultiheadError(
+            asked="attention by the compiled kernel",
+            arrived=str(why_none()),
+            remedy='call attention with backend="auto", which runs without it',
+        )
+    return library
+
+
+def _blank(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Where results go; joining the heads of a token then needs no copy."""
+    batch, heads, q_len, _ = q.shape
+    out = q.new_empty((batch, q_len, heads, v.shape[3])).transpose(1, 2)
+    return out, q.new_empty((batch, heads, q_len), dtype=torch.float32)
+
+
+def _tensor(x: Tensor) -> CTensor:
+    return CTensor(x.data_ptr(), *x.stride()[:3])
+
+
+def _check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
+    fits = q.ndim == k.ndim == v.ndim == 4 and k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0]
+    fits = fits and q.shape[3] == k.shape[3] and q.shape[1] % max(k.shape[1], 1) == 0
+    if not fits or (q.shape[1] > 0 and k.shape[1] == 0) or max(q.shape[3], v.shape[3]) > WIDEST:
+        raise _refused(
+            "q (batch, heads, q_len, head_dim), k (batch, kv_heads, kv_len, head_dim) and v (batch, kv_heads, kv_len, "
+            f"v_head_dim), kv_heads a divisor of heads, head_dim and v_head_dim up to {WIDEST}",
+            f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}",
+        )
+    if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:
+        raise _refused(
+            "q, k and v of one dtype: float32, bfloat16 or float16", f"q {q.dtype}, k {k.dtype}, v {v.dtype}"
+        )
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.stride(3) != 1 and x.shape[3] > 1 and x.numel() > 0:
+            raise _refused(f"{name} whose columns follow one another", f"a stride of {x.stride(3)} between them")
+
+
+def _fill_mask(c: CMask, parts: Sequence[Tensor | None], sizes: tuple[int, int, int, int]) -> None:
+    """Writes the parts of a mask, where there are any, as the kernel takes them."""
+    if len(parts) != 8:
+        raise _refused("the 8 parts of a mask, None for those that are not there", f"{len(parts)}")
+    window, q_ids, k_ids, keep, dense, *tiles = parts
+    batch, heads, q_len, kv_len = sizes
+    if window is not None:
+        c.window = _address("window", window, torch.int64, (batch, heads, 2))
+        c.window_head = 0 if window.shape[1] == 1 else 1
+        c.window_batch = 0 if window.shape[0] == 1 else window.shape[1]
+    if q_ids is not None or k_ids is not None:
+        c.q_ids, c.q_ids_batch = _line("q_ids", q_ids, torch.int32, (batch, q_len))
+        c.k_ids, c.k_ids_batch = _line("k_ids", k_ids, torch.int32, (batch, kv_len))
+    if keep is not None:
+        c.keep, c.keep_batch = _line("keep", keep, torch.bool, (batch, kv_len))
+    if dense is not None:
+        _check("dense mask", dense, (torch.bool,), sizes)
+        c.dense = dense.data_ptr()
+        c.dense_batch, c.dense_head, c.dense_row, c.dense_col = _steps(dense)
+    if tiles != [None, None, None]:
+        _fill_map(c, tiles, sizes)
+
+
+def _fill_map(c: CMask, tiles: Sequence[Tensor | None], sizes: tuple[int, int, int, int]) -> None:
+    classes, index, bits = tiles
+    grid = (*sizes[:2], -(-sizes[2] // TILE), -(-sizes[3] // TILE))
+    c.tile_class = _address("tile_class", classes, torch.int8, grid)
+    c.tile_index = _address("tile_index", index, torch.int32, grid)
+    if classes is None or index is None or bits is None or classes.shape != index.shape:
+        raise _refused(
+            "a tile map: tile_class and tile_index of one shape, and tile_bits",
+            ", ".join(_told(part) for part in tiles),
+        )
+    c.tile_bits = _address("tile_bits", bits, torch.int64, (bits.shape[0], TILE))
+    c.q_tiles, c.k_tiles, c.tile_count = grid[2], grid[3], bits.shape[0]
+    area = grid[2] * grid[3]
+    c.tile_head = 0 if classes.shape[1] == 1 else area
+    c.tile_batch = 0 if classes.shape[0] == 1 else area * classes.shape[1]
+
+
+def _fill_bias(c: CBias, parts: Sequence[Tensor | None], first: int, sizes: tuple[int, int, int, int]) -> None:
+    """Writes the parts of a bias, where there are any, as the kernel takes them."""
+    if len(parts) != 3:
+        raise _refused("the 3 parts of a bias, None for those that are not there", f"{len(parts)}")
+    slopes, table, dense = parts
+    heads = sizes[1]
+    c.slopes = _address("slopes", slopes, torch.float32, (heads,))
+    if table is not None:
+        c.table = _address("table", table, torch.float32, (heads, table.shape[-1] if table.ndim else 0))
+        c.table_first, c.table_len = first, table.shape[1]
+    if dense is not None:
+        _check("dense bias", dense, tuple(DTYPES), sizes)
+        c.dense, c.dense_dtype = dense.data_ptr(), DTYPES[dense.dtype]
+        c.dense_batch, c.dense_head, c.dense_row, c.dense_col = _steps(dense)
+
+
+def _address(name: str, part: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) -> int | None:
+    """Where a tensor without gaps begins."""
+    if part is None:
+        return None
+    _check(name, part, (dtype,), shape)
+    if not part.is_contiguous():
+        raise _refused(f"{name} without gaps between its numbers", f"strides {part.stride()}")
+    return part.data_ptr()
+
+
+def _line(name: str, part: Tensor | None, dtype: torch.dtype, shape: tuple[int, int]) -> tuple[int, int]:
+    """Where a row of numbers for each batch row begins, and how far apart they are."""
+    if part is None:
+        raise _refused("ids of queries and of keys together", f"no {name}")
+    _check(name, part, (dtype,), shape)
+    if part.stride(1) != 1 and part.shape[1] > 1 and part.numel() > 0:
+        raise _refused(f"{name} whose numbers follow one another", f"a stride of {part.stride(1)} between them")
+    return part.data_ptr(), 0 if part.shape[0] == 1 else part.stride(0)
+
+
+def _check(name: str, part: Tensor, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...]) -> None:
+    """Refuses a tensor of another dtype, or one whose shape does not broadcast to the one asked for."""
+    fits = part.ndim == len(shape) and all(have in (1, want) for have, want in zip(part.shape, shape, strict=True))
+    # What a row, a map or a list of keys is made of is not broadcast: only a batch, heads and dense numbers are.
+    free = 4 if name.startswith("dense") else 0 if len(shape) == 1 or name in ("table", "tile_bits") else len(shape) - 1
+    free = 2 if name.startswith("tile_") and len(shape) == 4 else free
+    if not fits or part.shape[free:] != shape[free:] or part.dtype not in dtypes or part.device.type != "cpu":
+        wanted = ", ".join(f"{size}" if place >= free else f"{size} or 1" for place, size in enumerate(shape))
+        kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise _refused(f"{name} of shape ({wanted}), {kinds}, on the CPU", _told(part))
+
+
+def _steps(x: Tensor) -> tuple[int, ...]:
+    """Strides, 0 where there is one for all."""
+    return tuple(0 if size == 1 else step for size, step in zip(x.shape, x.stride(), strict=True))
+
+
+def _told(part: Tensor | None) -> str:
+    return "None" if part is None else f"{tuple(part.shape)} {part.dtype} on {part.device}".replace("torch.", "")
+
+
+def _refused(asked: str, arrived: str) -> MultiheadError:
+    return MultiheadError(
+        asked=f"torch.ops.multihead.native_forward with {asked}",
+        arrived=arrived,
+        remedy="call multihead.attention, which puts a problem into this form",
+    )
+
+
+def _fake(q: Tensor, k: Tensor, v: Tensor, *others: object) -> tuple[Tensor, Tensor]:
+    """Shapes, dtypes and strides of the results."""
+    return _blank(q, v)
+
+
+def _refuse_gradients(given: Sequence[Tensor | None]) -> None:
+    if any(part is not None and part.requires_grad for part in given):
+        raise MultiheadError(
+            asked="gradients through torch.ops.multihead.native_forward",
+            arrived="tensors that require a gradient",
+            remedy='call it under torch.no_grad(), or multihead.attention with backend="auto", which finds one that '
+            "has gradients",
+        )
+
+
+_OPERATORS.impl("native_forward", _forward, "CPU")
+torch.library.register_fake("multihead::native_forward", _fake, lib=_OPERATORS)
+native_forward = torch.ops.multihead.native_forward.default
