@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 from kernel_case import CASES
-from kernel_passes import passes
 from kernel_peers import EVERYBODY, Unable
 from peak import Peak
 
@@ -37,6 +36,8 @@ def parse():
 
 def enter_passes(case, options):
     """PyTorch's forward pass, and ours over the weights."""
+    from kernel_passes import passes
+
     tensors = case.tensors(options.dtype)
     q, k, _ = tensors
     runs = passes(case, q, k, options.threads)
@@ -145,6 +146,8 @@ def memory(case, options):
 
 
 def call_of(name, case, options):
+    from kernel_passes import passes
+
     tensors = case.tensors(options.dtype)
     if case.kind == "forward" or name == "sdpa":
         return EVERYBODY[name](case, *tensors, options.threads).run
