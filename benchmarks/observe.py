@@ -5,7 +5,9 @@ with grouped heads (Llama, 12 on 4). Every cell of the table (a tool, a model, a
 under a limit of memory and time; running out is a result.
 
     plain sdpa               the forward pass alone
-    ours                     `observe` with every default statistic and the classes of tokens, then the page
+    ours                     `observe` with every default statistic and the classes of tokens, then the page; weights
+                             are measured by the compiled kernel where it was built
+    ours, in torch           the same by the sweep in torch
     ours, rows=512           the same from 512 query rows a layer
     output_attentions        transformers' own way, eager, and the same statistics from the matrices in plain torch
     BertViz head_view, BertViz model_view, inspectus, CircuitsVis (one layer)
