@@ -1,12 +1,13 @@
 // What a variant offers: the same functions, compiled for other instructions. Arguments were checked by the entries.
 #pragma once
 
-#include "multihead.h"
+#include "multihead_statistics.h"
 
 namespace mh {
 
 struct Kernels {
   int (*forward)(const mh_problem &problem, const mh_tensor &out, float *lse);
+  int (*statistics)(const mh_problem &problem, const mh_wanted &wanted, const mh_found &found);
 };
 
 // Weak: the address is null where a variant was not compiled in.

@@ -28,7 +28,7 @@ import dataclasses
 
 import torch
 
-from multihead.attend import Softmax, define
+from multihead.attend import define
 from multihead.native import Variant
 
 U = 2.0**-24
@@ -67,14 +67,13 @@ class Verdict:
                 if isinstance(problem.mask, torch.Tensor)
                 else problem.mask.mask(problem.q_len, problem.kv_len, q_offset=problem.q_offset or 0)
             )
-        bias = p.bias_rows()
-        if bias is not None:
-            seen = seen & ~bias.isneginf()
-        self.seen, group = seen, problem.group
+        bias, group = p.bias_rows(), problem.group
+        # Keys that only a bias of -inf shuts: their values must be numbers, or the kernel's output is none.
+        by_mask, seen = seen, seen if bias is None else seen & ~bias.isneginf()
         k, v = (x.repeat_interleave(group, 1) for x in (p.k, p.v))
         strange = (~problem.v.isfinite()).repeat_interleave(group, 1).double()
         # Columns that a row sees something strange in; only where it has weight is it sure to come out strange.
-        self.touched = seen.double() @ strange > 0
+        self.touched = by_mask.expand(weights.shape).double() @ strange > 0
         self.strange = (seen & (weights > 1e-6)).double() @ strange > 0
         share = weights.nan_to_num() * seen
         magnitude = share @ v.abs()
@@ -130,8 +129,3 @@ class Verdict:
         """The largest difference as a share of its bound."""
         share = ((out.double() - self.out).abs() / self.out_bound).where(~self.touched & self.out.isfinite(), 0)
         return float(share.nan_to_num().max()) if share.numel() else 0.0
-
-
-def plain_softmax(problem):
-    """Whether nothing but the keys takes part."""
-    return isinstance(problem.normaliser, Softmax) and problem.normaliser.plain

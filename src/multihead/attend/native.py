@@ -9,13 +9,14 @@ from contextvars import ContextVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from multihead.attend.lowering import bias_parts, mask_parts, sink_logits
 from multihead.attend.normaliser import Softmax
 from multihead.attend.problem import Problem
 from multihead.attend.table import kind_of, prefers
 from multihead.native import NOT_BUILT, Library, Variant, load, why_none
-from multihead.native.ops import DTYPES, WIDEST, native_forward
+from multihead.native.ops import DTYPES, WIDEST, unrecorded
 
 NAME = "native"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -50,8 +51,7 @@ def why_not(problem: Problem) -> list[str]:
     if problem.q.dtype not in DTYPES:
         dtype = str(problem.q.dtype).removeprefix("torch.")
         reasons.append(f"it has float32, bfloat16 and float16, not {dtype}")
-    if torch.is_grad_enabled() and _trained(problem):
-        reasons.append("it gives no gradients yet")
+    reasons += _differentiated(problem)
     if problem.dropout > 0:
         reasons.append("it has no dropout yet")
     if not isinstance(problem.normaliser, Softmax):
@@ -63,6 +63,15 @@ def why_not(problem: Problem) -> list[str]:
         reasons.append(f"{told}: {_BUILD}" if told == NOT_BUILT else str(told))
     elif problem.q.dtype == torch.bfloat16 and library.has_amx():
         reasons.append("bfloat16 is left to PyTorch's kernels where the processor has AMX tiles, which this lacks")
+    return reasons
+
+
+def _differentiated(problem: Problem) -> list[str]:
+    """What is asked besides the numbers themselves. That a transform is at work torch tells by no public name."""
+    reasons = ["it gives no gradients yet"] * (torch.is_grad_enabled() and _trained(problem))
+    forward = forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
+    if forward or torch._C._are_functorch_transforms_active():  # pyright: ignore[reportPrivateUsage]
+        reasons.append("it has no forward-mode derivatives (jvp) and no vmap")
     return reasons
 
 
@@ -90,7 +99,7 @@ def _beyond(problem: Problem) -> list[str]:
 def behind(problem: Problem) -> str | None:
     """Why another backend that can run the problem as well goes first, in words; None where this is the fastest."""
     library = load()
-    return None if library is None else prefers(problem, _asked(library)[0].name.lower())
+    return None if library is None else prefers(problem, asked(library)[0].name.lower())
 
 
 def how(problem: Problem) -> str:
@@ -98,7 +107,7 @@ def how(problem: Problem) -> str:
     library = load()
     if library is None:
         return NOT_BUILT
-    variant, threads = _asked(library)
+    variant, threads = asked(library)
     words = [f"compiled kernel, {variant.name.lower()}, {threads} thread{'s' * (threads != 1)}"]
     words += ["keys read where they lie"] * (kind_of(problem) == "decode")
     words += [text for text in (str(mask_parts(problem)), str(bias_parts(problem))) if text]
@@ -107,7 +116,12 @@ def how(problem: Problem) -> str:
     return ", ".join(words + [f"copies of {' and '.join(copied)} without gaps"] * bool(copied))
 
 
-def _asked(library: Library) -> tuple[Variant, int]:
+def asked(library: Library) -> tuple[Variant, int]:
+    """The variant and the number of threads that run.
+
+    Args:
+        library: The kernel.
+    """
     variant, threads = _FORCED.get()
     return Variant(variant) if variant else library.best_variant(), threads or library.threads()
 
@@ -121,7 +135,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor]:
     q, k, v = (x.contiguous() if _gaps(x) else x for x in (problem.q, problem.k, problem.v))
     bias = None if problem.bias is None else bias_parts(problem)
     variant, threads = _FORCED.get()
-    return native_forward(
+    return unrecorded(
         q,
         k,
         v,

@@ -5,9 +5,9 @@ before it computes. It changes nothing it is given.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from multihead.error import MultiheadError
@@ -27,25 +27,26 @@ _OPERATORS.define(
 
 
 def _forward(  # noqa: PLR0913 - everything of one call, as the kernel takes it
-    q: Float[Tensor, "batch heads q_len head_dim"],
-    k: Float[Tensor, "batch kv_heads kv_len head_dim"],
-    v: Float[Tensor, "batch kv_heads kv_len v_head_dim"],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     mask: Sequence[Tensor | None],
     bias: Sequence[Tensor | None],
-    sinks: Float[Tensor, " heads"] | None,
+    sinks: Tensor | None,
     scale: float,
     softcap: float,
     q_offset: int,
     table_first: int,
     threads: int,
     variant: int,
-) -> tuple[Float[Tensor, "batch heads q_len v_head_dim"], Float[Tensor, "batch heads q_len"]]:
+) -> tuple[Tensor, Tensor]:
     """`softmax(mask(softcap(scale * q @ k.T) + bias)) @ v` and the log-sum-exp of each row, on the CPU.
 
     Args:
-        q: Queries; columns must follow one another, all other strides are free. So for k and v.
-        k: Keys.
-        v: Values, of the dtype of q and k: float32, bfloat16 or float16.
+        q: Queries (batch, heads, q_len, head_dim); columns must follow one another, all other strides are free. So for
+            k and v.
+        k: Keys (batch, kv_heads, kv_len, head_dim).
+        v: Values (batch, kv_heads, kv_len, v_head_dim), of the dtype of q and k: float32, bfloat16 or float16.
         mask: What pairs must satisfy, each part or None, or nothing at all: window (batch | 1, heads | 1, 2) int64,
             q_ids (batch | 1, q_len) int32, k_ids (batch | 1, kv_len) int32, keep (batch | 1, kv_len) bool, dense
             (batch | 1, heads | 1, q_len | 1, kv_len | 1) bool, tile_class (batch | 1, heads | 1, q_tiles, k_tiles)
@@ -62,22 +63,49 @@ def _forward(  # noqa: PLR0913 - everything of one call, as the kernel takes it
         variant: One of `Variant`; 0 is the best one for this processor.
 
     Returns:
-        Output in the dtype of q, and log-sum-exp in float32: 0 and -inf in rows without a key.
+        Output (batch, heads, q_len, v_head_dim) in the dtype of q, and log-sum-exp (batch, heads, q_len) in float32: 0
+        and -inf in rows without a key.
 
     Raises:
         MultiheadError: If the arguments do not fit together, a gradient is asked for, or there is no compiled kernel.
     """
     library = _library()
-    if torch.is_grad_enabled():
-        _refuse_gradients([q, k, v, *mask, *bias, sinks])
     _check_inputs(q, k, v)
     out, lse = _blank(q, v)
+    given = (scale, softcap, q_offset, table_first)
+    problem = pack_problem((q, k, v), mask, bias, sinks, given, (variant, threads or library.threads()))
+    library.forward(problem, _tensor(out), lse.data_ptr() or None)
+    return out, lse
+
+
+def pack_problem(
+    tensors: tuple[Tensor, Tensor, Tensor],
+    mask: Sequence[Tensor | None],
+    bias: Sequence[Tensor | None],
+    sinks: Tensor | None,
+    numbers: tuple[float, float, int, int],
+    how: tuple[int, int],
+) -> CProblem:
+    """A problem as the kernel takes it. The tensors must outlive it.
+
+    Args:
+        tensors: q, k and v.
+        mask: See `native_forward`, and so for what follows.
+        bias: Parts of the bias.
+        sinks: Logits.
+        numbers: scale, softcap, q_offset, table_first.
+        how: Variant and threads.
+
+    Raises:
+        MultiheadError: If the arguments do not fit together.
+    """
+    q, k, v = tensors
+    scale, softcap, q_offset, table_first = numbers
     batch, heads, q_len, head_dim = q.shape
     problem = CProblem(
         ABI,
         DTYPES[q.dtype],
-        variant,
-        threads or library.threads(),
+        *how,
         batch,
         heads,
         k.shape[1],
@@ -100,8 +128,7 @@ def _forward(  # noqa: PLR0913 - everything of one call, as the kernel takes it
     if 0 in sizes:  # a part may have no numbers, and so no address, and there is no pair for it to speak of
         problem.mask, problem.bias = CMask(), CBias()
     problem.sinks = _address("sinks", sinks, torch.float32, (heads,))
-    library.forward(problem, _tensor(out), lse.data_ptr() or None)
-    return out, lse
+    return problem
 
 
 def _library() -> Library:
@@ -192,7 +219,7 @@ def _fill_bias(c: CBias, parts: Sequence[Tensor | None], first: int, sizes: tupl
     heads = sizes[1]
     c.slopes = _address("slopes", slopes, torch.float32, (heads,))
     if table is not None:
-        c.table = _address("table", table, torch.float32, (heads, table.shape[-1] if table.ndim else 0))
+        c.table = _address("table", table, torch.float32, (heads, max(table.shape[-1], 1) if table.ndim else 1))
         c.table_first, c.table_len = first, table.shape[1]
     if dense is not None:
         _check("dense bias", dense, tuple(DTYPES), sizes)
@@ -254,16 +281,26 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, *others: object) -> tuple[Tensor, Ten
     return _blank(q, v)
 
 
-def _refuse_gradients(given: Sequence[Tensor | None]) -> None:
-    if any(part is not None and part.requires_grad for part in given):
+def _without_gradients(*given: Any) -> tuple[Tensor, Tensor]:
+    """The operator where torch would record it: refused, before anything is computed that would have no gradient."""
+    listed = [part for one in given for part in (one if isinstance(one, list | tuple) else [one])]
+    if torch.is_grad_enabled() and any(isinstance(part, Tensor) and part.requires_grad for part in listed):
         raise MultiheadError(
             asked="gradients through torch.ops.multihead.native_forward",
             arrived="tensors that require a gradient",
             remedy='call it under torch.no_grad(), or multihead.attention with backend="auto", which finds one that '
             "has gradients",
         )
+    return unrecorded(*given)
+
+
+def unrecorded(*given: Any) -> tuple[Tensor, Tensor]:
+    """The operator for tensors that no gradient is asked of: spares the question."""
+    with torch._C._AutoDispatchBelowAutograd():  # pyright: ignore[reportPrivateUsage] - it has no public name
+        return native_forward(*given)
 
 
 _OPERATORS.impl("native_forward", _forward, "CPU")
+_OPERATORS.impl("native_forward", _without_gradients, "Autograd")
 torch.library.register_fake("multihead::native_forward", _fake, lib=_OPERATORS)
 native_forward = torch.ops.multihead.native_forward.default
