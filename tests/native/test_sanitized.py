@@ -38,7 +38,7 @@ def test_an_access_beyond_a_tensor_would_be_seen(quick, seed, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("variant", [v for v in Variant if v])
+@pytest.mark.parametrize("variant", [v for v in Variant if v], ids=lambda variant: variant.name)
 def test_every_variant_with_every_check(variant, seed, tmp_path):
     if load() is None or variant not in load().variants():
         pytest.skip(f"{variant.name} does not run here")
