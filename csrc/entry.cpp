@@ -43,6 +43,15 @@ int mh_forward(const mh_problem *problem, const mh_tensor *out, float *lse) {
   return writes_nothing(*problem) ? MH_OK : kernels->forward(*problem, *out, lse);
 }
 
+int mh_statistics(const mh_problem *problem, const mh_wanted *wanted, const mh_found *found) {
+  if (int status = mh::check_problem(problem)) return status;
+  if (int status = mh::check_wanted(*problem, wanted, found)) return status;
+  const Kernels *kernels = kernels_for(problem->variant);
+  if (!kernels) return MH_NO_VARIANT;
+  if (writes_nothing(*problem) || problem->kv_len == 0 || wanted->row_count == 0) return MH_OK;
+  return kernels->statistics(*problem, *wanted, *found);
+}
+
 int mh_variants(void) {
   int found = 0;
   for (int variant = MH_AVX2; variant <= MH_NEON; variant++)
@@ -94,5 +103,7 @@ const char *mh_status_text(int status) {
 }
 
 int mh_abi(void) { return MH_ABI; }
+
+int mh_statistics_abi(void) { return MH_STATISTICS_ABI; }
 
 }  // extern "C"

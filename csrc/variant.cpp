@@ -6,6 +6,9 @@
 
 namespace mh {
 namespace MH_VARIANT {
+
+int statistics(const mh_problem &p, const mh_wanted &wanted, const mh_found &found);  // variant_statistics.cpp
+
 namespace {
 
 template <class E, class T>
@@ -26,7 +29,7 @@ int forward(const mh_problem &p, const mh_tensor &out, float *lse) {
 
 }  // namespace
 
-const Kernels kernels = {forward};
+const Kernels kernels = {forward, statistics};
 
 }  // namespace MH_VARIANT
 }  // namespace mh

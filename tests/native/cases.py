@@ -1,12 +1,13 @@
 """Random problems in the terms of the kernel's interface, with what the reference expects of them."""
 
 import random
+from itertools import count
 
 import torch
-from replaying import Case
 
 from multihead.attend import Softmax, make_problem
 from multihead.attend.reference import define
+from native.replaying import Case
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # Half a unit in the last place of a number of size 1: of the output, and of weights before they meet the values.
@@ -14,9 +15,9 @@ ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9, torch.float16: 2.0
 FREE = (-(2**63), 2**63 - 1)
 
 
-def random_cases(seed, count, *, longest=200, widest=96):
-    """`count` problems of which each has a few of all options."""
-    return [_Draw(f"{seed}/{at}", longest, widest).case() for at in range(count)]
+def random_cases(seed, *, longest=200, widest=96):
+    """Problems without end, of which each has a few of all options."""
+    return (_Draw(f"{seed}/{at}", longest, widest).case() for at in count())
 
 
 class _Draw:
@@ -105,7 +106,8 @@ class _Draw:
         self.laid("out", lies, self.dtype)
         self.fields["out.data"] = self.whole(0, 256, self.fields["out.data"].numel() * self.dtype.itemsize).byte()
         self.fields["out.data"] = self.fields["out.data"].view(self.dtype)
-        score = self.score_error(exact)
+        # Weights that are rounded to bfloat16 anyway come from a shorter exponential: measured, 7e-5 in the lse.
+        score = self.score_error(exact) + (2.0**-13 if self.dtype == torch.bfloat16 else 0)
         size = exact.v.abs().amax((1, 2, 3), keepdim=True)[..., 0] if exact.v.numel() else 0.0
         weights = 2.0**-22 if self.dtype == torch.float16 else 4 * ROUNDING[self.dtype]
         bound = size * (2 * score + weights + 2 * ROUNDING[self.dtype]) + 2.0**-24

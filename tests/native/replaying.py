@@ -1,4 +1,4 @@
-"""Builds the program that replays problem files, writes such files, and runs them (csrc/replay.c says what is in one)."""
+"""Writes problem files, builds the program that replays them (csrc/replay.c says what is in one), and runs it."""
 
 import fcntl
 import shutil
@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+
+from multihead.native import load, why_none
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,3 +76,14 @@ def assert_agrees(done, cases):
     """All cases of a file were replayed, and each gave what was expected."""
     assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}{done.stderr}"
     assert f"{cases} problems, 0 failures" in done.stdout
+
+
+def build_native(folder):
+    """Compiles the program alone, against the kernel that is installed."""
+    library = load()
+    assert library is not None, why_none()
+    program = folder / "multihead_replay"
+    command = ["c++", "-x", "c", "-O1", "-Wall", "-Wextra", "-Werror", str(ROOT / "csrc" / "replay.c"), "-x", "none"]
+    command += [str(library.path), f"-Wl,-rpath,{library.path.parent}", "-lm", "-o", str(program)]
+    subprocess.run(command, check=True)
+    return program

@@ -99,7 +99,7 @@ def _beyond(problem: Problem) -> list[str]:
 def behind(problem: Problem) -> str | None:
     """Why another backend that can run the problem as well goes first, in words; None where this is the fastest."""
     library = load()
-    return None if library is None else prefers(problem, _asked(library)[0].name.lower())
+    return None if library is None else prefers(problem, asked(library)[0].name.lower())
 
 
 def how(problem: Problem) -> str:
@@ -107,7 +107,7 @@ def how(problem: Problem) -> str:
     library = load()
     if library is None:
         return NOT_BUILT
-    variant, threads = _asked(library)
+    variant, threads = asked(library)
     words = [f"compiled kernel, {variant.name.lower()}, {threads} thread{'s' * (threads != 1)}"]
     words += ["keys read where they lie"] * (kind_of(problem) == "decode")
     words += [text for text in (str(mask_parts(problem)), str(bias_parts(problem))) if text]
@@ -116,7 +116,12 @@ def how(problem: Problem) -> str:
     return ", ".join(words + [f"copies of {' and '.join(copied)} without gaps"] * bool(copied))
 
 
-def _asked(library: Library) -> tuple[Variant, int]:
+def asked(library: Library) -> tuple[Variant, int]:
+    """The variant and the number of threads that run.
+
+    Args:
+        library: The kernel.
+    """
     variant, threads = _FORCED.get()
     return Variant(variant) if variant else library.best_variant(), threads or library.threads()
 

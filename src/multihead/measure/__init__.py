@@ -4,11 +4,12 @@ from multihead.measure.batch import Batch, Span
 from multihead.measure.journal import discard_journal, has_journal
 from multihead.measure.lock import held
 from multihead.measure.observe import Interrupted, observe
+from multihead.measure.part import Part, Whole
 from multihead.measure.run import Run
 from multihead.measure.scene import Scene, Target, build_scene
 from multihead.measure.statistic import DEFAULT, DEFAULT_TARGETS, Contribution, Missing, OfTile, OfWhole, Statistic
 from multihead.measure.sweep import sweep
-from multihead.measure.tile import Tile, Whole
+from multihead.measure.tile import Tile
 from multihead.measure.watch import Watch, watch
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Missing",
     "OfTile",
     "OfWhole",
+    "Part",
     "Run",
     "Scene",
     "Span",

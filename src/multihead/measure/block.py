@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
+import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from multihead.attend.problem import Index
 from multihead.hooks import Tokens
+from multihead.measure.part import Whole
 from multihead.measure.scene import Scene, Side
 from multihead.measure.statistic.contract import Contribution, Missing
-from multihead.measure.tile import Whole
 from multihead.record import Sampling
 
 BLOCK = 512
@@ -34,11 +35,13 @@ class Block:
         taken: For each quantity what it adds, or why it adds nothing.
         spread: Where only some rows were weighed, for each quantity how uncertain its sum and its count are, in the
             order of `SPREAD`.
+        told: What measured the weights, in words.
     """
 
     wholes: tuple[Whole, ...]
     taken: Taken
     spread: Mapping[str, Float64[Tensor, "batch fields heads *shape"]] = field(default_factory=dict[str, Tensor])
+    told: str = ""
 
 
 def cut_blocks(length: int) -> list[slice]:
@@ -57,6 +60,7 @@ def restrict(scene: Scene, rows: Index) -> Scene:
         rows: Indices of queries.
     """
     call, problem = scene.call, scene.problem.restrict(rows)
+    whole, places = scene.whole or (scene, torch.arange(scene.problem.q_len))
     return replace(
         scene,
         call=replace(
@@ -75,6 +79,7 @@ def restrict(scene: Scene, rows: Index) -> Scene:
         q_pos=scene.q_pos[:, rows],
         q_real=scene.q_real[:, rows],
         center=scene.center[:, rows],
+        whole=(whole, places[rows]),
     )
 
 

@@ -13,11 +13,11 @@ from multihead.measure.batch import Batch
 from multihead.measure.block import SPREAD, Block
 from multihead.measure.example import Seen, examples_of
 from multihead.measure.page import Array, Book, Page, Sheet, Sums, Unit
+from multihead.measure.part import Whole
 from multihead.measure.remark import Lost, Remark, gather_notes
 from multihead.measure.scene import Scene
 from multihead.measure.statistic import Contribution, Missing
 from multihead.measure.sweep import combined
-from multihead.measure.tile import Whole
 from multihead.record import FEW, Document, HeadAddress, HeadStatistics, Note, Quantity, Sampling
 
 SHORT = Remark(
@@ -165,7 +165,7 @@ class Ledger:
         for whole in block.wholes:
             losses = _losses(whole)
             for row, page in enumerate(pages):
-                page.remarks |= dict.fromkeys([*missing, *_remarks(whole, row)])
+                page.remarks |= dict.fromkeys([*missing, *_remarks(whole, row), Remark("", block.told)])
                 for kind, (lost, rows) in losses.items():
                     page.lose(kind, Lost(lost[row], rows[row]))
 

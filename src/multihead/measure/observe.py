@@ -93,7 +93,7 @@ def observe(
     last = _last_batch(batches, documents)
     _check_targets(targets or {}, documents)
     sampler = None if run.rows is None else Sampler(rows=run.rows, seed=run.seed)
-    recorder = Recorder(statistics, targets=targets, classes=classes, sampler=sampler)
+    recorder = Recorder(statistics, targets=targets, classes=classes, sampler=sampler, backend=run.backend)
     if len(documents) >= FEW:
         recorder.ledger.drop_units()
     finished: list[int] = []

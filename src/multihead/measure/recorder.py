@@ -10,6 +10,7 @@ from multihead.corpus import TokenClasses
 from multihead.error import MultiheadError
 from multihead.hooks import Call, Site
 from multihead.measure.batch import Batch
+from multihead.measure.compiled import kernel_words
 from multihead.measure.example import Fed, classes_of, see_spans
 from multihead.measure.journal import describe_run, digest_of
 from multihead.measure.ledger import Ledger
@@ -31,6 +32,7 @@ class Recorder:
         targets: Patterns by name, besides the default ones.
         classes: Classes of tokens and which are special, or None.
         sampler: Which rows are measured, or None for all.
+        backend: What measures the weights, see `sweep`.
 
     Attributes:
         ledger: Where it is added up; what is taken stays on its sheet until that is posted.
@@ -46,9 +48,10 @@ class Recorder:
         targets: Mapping[str, Target] | None = None,
         classes: TokenClasses | None = None,
         sampler: Sampler | None = None,
+        backend: str = "auto",
     ) -> None:
         self._targets = {**DEFAULT_TARGETS, **(targets or {})}
-        self._classes, self._sampler = classes, sampler
+        self._classes, self._sampler, self._backend = classes, sampler, backend
         self._statistics: tuple[Statistic, ...] = (
             *statistics,
             *(target(name) for name in self._targets),
@@ -92,6 +95,7 @@ class Recorder:
             "classes": "none"
             if classes is None
             else f"{', '.join(classes.names)} {digest_of((classes.table, classes.special))}",
+            "backend": f"{self._backend}, {kernel_words()}",
             "rows": "all" if self._sampler is None else f"{self._sampler.measured}, seed {self._sampler.seed}",
         }
 
@@ -99,11 +103,11 @@ class Recorder:
         sampler, site, length = self._sampler, scene.call.site, scene.problem.q_len
         if sampler is not None and is_worth_it(scene.problem, sampler.measured):
             drawn = sampler.draw(length, f"{key}|{site.module}|{site.repeat}|{site.cross}")
-            self.ledger.add(scene, [sample_block(scene, self._statistics, drawn)])
+            self.ledger.add(scene, [sample_block(scene, self._statistics, drawn, backend=self._backend)])
             return
         # Units of a document are those of all its layers: where one layer is sampled the whole call is a unit.
         as_one = sampler is not None and length > sampler.measured
-        self.ledger.add(scene, sweep_blocks(scene, self._statistics), as_one=as_one)
+        self.ledger.add(scene, sweep_blocks(scene, self._statistics, backend=self._backend), as_one=as_one)
 
     def record(
         self, name: str, documents: Sequence[Document], finished: Sequence[int], batches: Sequence[Batch] = ()

@@ -16,6 +16,8 @@ class Run:
             and goes on: its record is, bit for bit, that of a run that was not. One run at a time may use it.
             `discard_journal` deletes it.
         settings: What shaped the batches, by name, as text; a journal is told from that of a run with others by it.
+        backend: What measures the weights of a call: `"native"` for the compiled kernel, `"torch"`, or `"auto"`: the
+            kernel where it can, or else torch. The record's notes say which did; they agree but for rounding.
         on_batch: Called with the index of each batch when it is finished, also where the journal held it.
         on_document: Called with the index of each document when it is finished.
 
@@ -28,5 +30,6 @@ class Run:
     seed: int = 0
     journal: str | Path | None = None
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    backend: str = "auto"
     on_batch: Callable[[int], None] | None = None
     on_document: Callable[[int], None] | None = None

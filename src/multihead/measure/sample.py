@@ -12,10 +12,10 @@ from torch import Tensor
 from multihead.attend import Problem
 from multihead.error import MultiheadError
 from multihead.measure.block import Block, Taken, cut_blocks, restrict
+from multihead.measure.part import Whole
 from multihead.measure.scene import Scene
 from multihead.measure.statistic.contract import Contribution, Missing, OfWhole, Statistic
 from multihead.measure.sweep import columns_of, combined, folds_of, sight_of, sweep_blocks
-from multihead.measure.tile import Whole
 from multihead.measure.weigh import FLOOR, Rows
 from multihead.pattern import Pattern
 from multihead.record import GROUPS
@@ -125,7 +125,7 @@ def is_worth_it(problem: Problem, rows: int) -> bool:
     return pairs > rows * problem.kv_len
 
 
-def sample_block(scene: Scene, statistics: Sequence[Statistic], draw: Draw) -> Block:
+def sample_block(scene: Scene, statistics: Sequence[Statistic], draw: Draw, *, backend: str = "auto") -> Block:
     """What a whole call brings, told from some of its rows.
 
     Sums and counts are those of the rows at the ends, and those of the drawn rows times N / n. With T_g the total of
@@ -136,11 +136,15 @@ def sample_block(scene: Scene, statistics: Sequence[Statistic], draw: Draw) -> B
         scene: The call.
         statistics: What to take.
         draw: The rows.
+        backend: See `sweep`.
+
+    Raises:
+        MultiheadError: See `sweep`.
     """
     rows, cuts = draw.rows()
     some = restrict(scene, rows.to(scene.problem.q.device))
     by_row = [s for s in statistics if not (isinstance(s, OfWhole) and s.outputs)]
-    parts = list(sweep_blocks(some, by_row, cuts=cuts, rows=_rows_in_tile(scene.problem)))
+    parts = list(sweep_blocks(some, by_row, cuts=cuts, rows=_rows_in_tile(scene.problem), backend=backend))
     between = scene.problem.q_len - draw.first - draw.last
     estimate = _Estimate(length=between, drawn=draw.groups.numel())
     folds = folds_of(by_row)
@@ -159,7 +163,7 @@ def sample_block(scene: Scene, statistics: Sequence[Statistic], draw: Draw) -> B
             taken[name], spread[name] = estimate.total(totals[0], totals[1:])
     wholes = tuple(whole for part in parts for whole in part.wholes)
     exact = _of_outputs(scene, statistics, wholes[0].rows)
-    return Block(wholes=wholes, taken=taken | dict(exact), spread=spread)
+    return Block(wholes=wholes, taken=taken | dict(exact), spread=spread, told=parts[0].told)
 
 
 def _rows_in_tile(problem: Problem) -> int | None:

@@ -67,6 +67,7 @@ class Scene:
         sunk: Which keys belong to the sink: the first real key of each sequence, and special ones where known.
         special: Which keys are special tokens, or None where nothing tells.
         classes: Class of each key among the vocabulary's names where the caller gave it by place, or None.
+        whole: Where these are only some queries of a call: all of it, and which of its queries they are.
     """
 
     call: Call
@@ -87,6 +88,7 @@ class Scene:
     sunk: Bool[Tensor, "_ kv_len"]
     special: Bool[Tensor, "_ kv_len"] | None
     classes: Int[Tensor, "_ kv_len"] | None
+    whole: "tuple[Scene, Int[Tensor, ' q_len']] | None" = None
 
     def nearest(self, rows: slice) -> tuple[int, int]:
         """Lowest and highest `center` of some queries."""

@@ -2,17 +2,22 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from multihead.attend import Problem
+from multihead.error import MultiheadError
 from multihead.measure.block import Block, Taken, cut_blocks, restrict
+from multihead.measure.compiled import Kernel, why_not
+from multihead.measure.part import LEAST, Part, Whole
 from multihead.measure.scene import Scene
 from multihead.measure.statistic.contract import Contribution, Missing, OfTile, OfWhole, Statistic
-from multihead.measure.tile import LEAST, Tile, Whole, bin_sums
+from multihead.measure.tile import Tile, bin_sums
 from multihead.measure.weigh import FLOOR, Rows, find_sunk, join_rows, weigh
+
+BACKENDS = ("auto", "native", "torch")
 
 ELEMENTS = 3 << 20
 """Weights in a tile, about: few enough for the cache, so many that the work outweighs the calls."""
@@ -22,30 +27,40 @@ LEAST_ROWS, MOST_ELEMENTS = 32, 1 << 23
 
 
 def sweep(
-    scene: Scene, statistics: Sequence[Statistic], *, rows: int | None = None
+    scene: Scene, statistics: Sequence[Statistic], *, rows: int | None = None, backend: str = "auto"
 ) -> tuple[tuple[Whole, ...], Mapping[str, Contribution | Missing]]:
     """Take every statistic of one call, exactly, in memory that grows with its length and not with the square of it.
 
     Args:
         scene: The call; it has at least one query and one key.
         statistics: What to take.
-        rows: Query rows in a tile; None chooses. It changes the speed, and no result beyond rounding.
+        rows: Query rows in a tile of the sweep in torch; None chooses. It changes the speed, and no result beyond
+            rounding.
+        backend: `"native"` for the compiled kernel, `"torch"`, or `"auto"`: the kernel where it can, or else torch.
 
     Returns:
         What was seen of each block of rows, and for each quantity its contribution, with sums and counts (batch, heads,
         *shape), or the reason why there is none.
+
+    Raises:
+        MultiheadError: There is no such backend, or the kernel cannot measure this call.
     """
     folds = folds_of(statistics)
     wholes: list[Whole] = []
     taken: Taken = {}
-    for block in sweep_blocks(scene, statistics, rows=rows):
+    for block in sweep_blocks(scene, statistics, rows=rows, backend=backend):
         wholes += block.wholes
         taken = combined(taken, block.taken, folds)
     return tuple(wholes), taken
 
 
 def sweep_blocks(
-    scene: Scene, statistics: Sequence[Statistic], *, cuts: Sequence[slice] | None = None, rows: int | None = None
+    scene: Scene,
+    statistics: Sequence[Statistic],
+    *,
+    cuts: Sequence[slice] | None = None,
+    rows: int | None = None,
+    backend: str = "auto",
 ) -> Iterator[Block]:
     """The same, block of rows by block of rows.
 
@@ -53,10 +68,14 @@ def sweep_blocks(
         scene: The call; it has at least one query and one key.
         statistics: What to take.
         cuts: The blocks; None for those of `cut_blocks`.
-        rows: Query rows in a tile; None chooses.
+        rows: Query rows in a tile of the sweep in torch; None chooses.
+        backend: See `sweep`.
 
     Yields:
         What each block brings.
+
+    Raises:
+        MultiheadError: See `sweep`.
     """
     missing: dict[str, Missing] = {}
     able: list[tuple[OfTile[Any], Any]] = []
@@ -67,14 +86,41 @@ def sweep_blocks(
                 missing |= {quantity.name: facts for quantity in statistic.quantities}
             else:
                 able.append((statistic, facts))
+    kernel, told = _chosen(scene, able, backend)
     for cut in cut_blocks(scene.problem.q_len) if cuts is None else cuts:
         taken: dict[str, Contribution | Missing] = dict(missing)
-        whole = _look_through(scene, cut, able, taken, rows)
+        if kernel is None:
+            whole = _look_through(scene, cut, able, taken, rows)
+        else:
+            sums, whole = kernel.look(cut)
+            _take(sums, able, taken)
         for statistic in statistics:
             if isinstance(statistic, OfWhole):
                 taken |= dict(zip((q.name for q in statistic.quantities), statistic.take(whole), strict=True))
         count = whole.counted().sum(-1, dtype=torch.float64)
-        yield Block(wholes=(whole,), taken={name: _counted(found, count) for name, found in taken.items()})
+        filled = {name: _counted(found, count) for name, found in taken.items()}
+        yield Block(wholes=(whole,), taken=filled, told=told)
+
+
+def _chosen(scene: Scene, able: Sequence[tuple[OfTile[Any], Any]], backend: str) -> tuple[Kernel | None, str]:
+    """The kernel or None for torch, and what is told of it."""
+    if backend not in BACKENDS:
+        raise MultiheadError(
+            asked="a backend that measures", arrived=f"backend={backend!r}", remedy=f"pass {' or '.join(BACKENDS)}"
+        )
+    if backend == "torch":
+        return None, "weights were measured in torch, as was asked"
+    reasons = why_not(scene, able)
+    if not reasons:
+        kernel = Kernel(scene, able)
+        return kernel, f"weights were measured by the {kernel.words}"
+    if backend == "native":
+        raise MultiheadError(
+            asked='backend="native", which measures by the compiled kernel',
+            arrived="; ".join(reasons),
+            remedy='pass backend="auto", which measures in torch what the kernel cannot',
+        )
+    return None, f"weights were measured in torch, for the compiled kernel cannot: {'; '.join(reasons)}"
 
 
 def folds_of(statistics: Sequence[Statistic]) -> dict[str, str]:
@@ -117,11 +163,16 @@ def _look_through(
     """Go through the tiles of a block; what statistics of tiles find goes into `taken`."""
     gathered = _Gathered(scene, block)
     for part in _cuts(scene.problem, block, rows):
-        tile = gathered.look(part)
-        for statistic, facts in able:
-            for quantity, found in zip(statistic.quantities, statistic.take(tile, facts), strict=True):
-                _add(taken, quantity.name, found)
+        _take(gathered.look(part), able, taken)
     return gathered.whole()
+
+
+def _take(part: Part, able: Sequence[tuple[OfTile[Any], Any]], taken: dict[str, Contribution | Missing]) -> None:
+    """What statistics find in some rows goes into `taken`."""
+    for statistic, facts in able:
+        # Those of sums are given any part; those of weights are never asked of the kernel.
+        for quantity, found in zip(statistic.quantities, statistic.take(cast(Tile, part), facts), strict=True):
+            _add(taken, quantity.name, found)
 
 
 def _add(taken: dict[str, Contribution | Missing], name: str, part: Contribution) -> None:

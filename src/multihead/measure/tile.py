@@ -1,60 +1,40 @@
-"""What a statistic is given: some query rows with their weights, and the whole call once all rows were seen."""
+"""Some query rows with all their weights, and what statistics ask of them, in torch."""
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int, Shaped
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from multihead.measure.scene import Scene
-from multihead.measure.weigh import Rows, Sunk
-
-LEAST = 2
-"""A row that sees fewer keys has nothing to choose from: it counts in no statistic of weights."""
+from multihead.measure.part import FARTHEST, NEAR, OCTAVES, Found, PairSets, Part
+from multihead.measure.scene import BINS, Scene
+from multihead.measure.weigh import Sunk
 
 _BLOCK, _LONG = 16, 1024
 """Weights that are added up together on the way to sums of many, where a row holds so many at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Tile:
-    """Some query rows of one call.
-
-    A row counts in the statistics of weights if it is a real token, all its scores are finite and it sees `LEAST` keys.
-    Weights on the keys of the sink lie apart, so that what is left needs no subtraction; a learned sink is no key and
-    is in neither.
+class Tile(Part):
+    """Some query rows of one call with all their weights.
 
     Args:
-        scene: Facts of the call.
-        rows: Which queries.
-        cols: Which keys; no row sees any other.
         content: Weights as the model used them, not normalised again; 0 on the keys of the sink, and where a key cannot
             be seen or is padding.
-        sunk: The keys of the sink and the weights on them.
         bins: Bin of each of the queries that the tile reaches, of the first `BINS` bins: those from the first to the
             last.
         sums: For each of these bins the sums over its rows that count of the weights on each key, the sink too; and
             after them one more such sum, of weight times how far the place of the query lies after `nearest[0]`.
         visible: Which keys each row can see, real tokens only.
-        counted: Rows that count.
-        all_count: Whether all of them do.
-        known: What else is known of the rows.
         places: Places of the tile's keys among the keys of the call.
         nearest: The lowest and the highest of `centers()`.
         scratch: Memory to work in, of the size of the weights; what it holds means nothing.
     """
 
-    scene: Scene
-    rows: slice
-    cols: slice
     content: Float[Tensor, "batch heads rows cols"]
-    sunk: Sunk
     bins: range
     sums: Float[Tensor, "batch heads _ cols"]
     visible: Bool[Tensor, "_ _ rows cols"]
-    counted: Bool[Tensor, "batch heads rows"]
-    all_count: bool
-    known: Rows
     places: Int[Tensor, " cols"]
     nearest: tuple[int, int]
     scratch: Float[Tensor, "batch heads rows cols"]
@@ -65,10 +45,6 @@ class Tile:
         whole = self.content.clone()
         whole[self.sunk.batch, :, :, self.sunk.key] = self.sunk.weights
         return whole
-
-    def centers(self) -> Int[Tensor, "_ rows"]:
-        """For each row the key at the same position, as a place among the keys."""
-        return self.scene.center[:, self.rows]
 
     def at(self, places: Int[Tensor, "_ _ picked"]) -> Float[Tensor, "batch heads rows picked"]:
         """Weight on single keys, 0 where there is no such key and on those of the sink.
@@ -105,85 +81,76 @@ class Tile:
         rest = _pick(flat, inside.clamp(max=rows * cols - 1)) * (inside < ends[..., None])[:, None]
         return _pick(running, block) + rest.sum(-1)
 
-    def total(self, values: Float[Tensor, "batch heads rows *shape"]) -> Float64[Tensor, "batch heads *shape"]:
-        """Sum over the rows that count."""
-        return values.sum(2, dtype=torch.float64) if self.all_count else total(values, self.counted)
+    def length(self) -> Float[Tensor, "batch heads rows"]:
+        """See `Part`."""
+        return torch.linalg.vector_norm(self.content, dim=-1)
 
-    def on_sunk(self, values: Shaped[Tensor, "sunk _ _"]) -> Float[Tensor, "batch heads rows"]:
-        """Sum over the keys of the sink of weight times value.
+    def near(self) -> Float[Tensor, "batch heads rows offsets"]:
+        """See `Part`."""
+        offsets = torch.arange(-FARTHEST, FARTHEST + 1, device=self.content.device)
+        return self.at(self.centers()[..., None] - offsets)
 
-        Args:
-            values: Of each key of the sink (sunk, heads | 1, rows | 1).
-        """
-        return self.sunk.total(self.sunk.weights * values, self.content.shape[0])
+    def far(self) -> tuple[Float[Tensor, "batch heads rows octaves"], Float[Tensor, "batch heads rows octaves"]]:
+        """See `Part`."""
+        low, high = self.nearest
+        reach = (self.cols.stop - 1 - low, high - self.cols.start)
+        # No key lies in most of the bins of a short call: only those that some row can reach are asked for.
+        ahead, back = (sum(2**k <= most for k in range(NEAR, OCTAVES)) for most in reach)
+        far = torch.tensor([2**k for k in range(NEAR, OCTAVES)], device=self.content.device)
+        every = far.new_tensor([2**60])
+        edges = torch.cat([-every, 1 - far[:back].flip(0), far[:ahead], every])
+        masses = self.upto(self.centers()[..., None] + edges).diff(dim=-1).clamp(min=0.0).to(self.content)
+        # Keys rise from far back to far ahead. The farthest bin that is asked for holds all beyond it: nothing.
+        of_back, of_ahead = masses[..., :back].flip(-1), masses[..., back + 1 :]
+        pad = torch.nn.functional.pad
+        return pad(of_ahead, (0, len(far) - ahead)).flip(-1), pad(of_back, (0, len(far) - back))
 
-    def even(self, pairs: Int[Tensor, "_ _ rows"]) -> Float[Tensor, "batch heads rows"]:
-        """What an even spread over all visible keys, and a learned sink as one more, puts on some of them.
+    def gaps(self) -> tuple[Float64[Tensor, "batch heads"], Float64[Tensor, "batch heads"]]:
+        """See `Part`."""
+        low, high = self.nearest
+        # For each key the sum over rows of weight * (query - key). Places are counted from the queries: so it is exact
+        # for the keys near them, and relative to the distance for the others.
+        signed = self.sums[:, :, -1] - (self.places - low).to(self.sums) * self.sums[:, :, :-1].sum(2)
+        signed[self.sunk.batch, :, self.sunk.key] = 0.0
+        # Keys before or after all queries of the tile have one sign; those between are asked pair by pair.
+        sign = (self.places < low).to(signed) - (self.places > high).to(signed)
+        start = max(low - self.cols.start, 0)
+        between = self.places[start : max(high + 1 - self.cols.start, start)]
+        gaps = (self.centers()[:, None, :, None] - between).abs_()
+        near = self.total((self.content[..., start : start + len(between)] * gaps).sum(-1))
+        whole = signed.sum(-1, dtype=torch.float64)
+        return whole, signed.mul_(sign).sum(-1, dtype=torch.float64) + near
 
-        Args:
-            pairs: How many keys each row sees that are asked for.
-        """
-        return pairs / (self.known.sees + self.scene.learned_sink).clamp(min=1)
+    def pooled(
+        self, member: Float[Tensor, "_ kv_len bins"]
+    ) -> tuple[Float64[Tensor, "batch heads bins bins"], Float64[Tensor, "batch heads bins bins"]]:
+        """See `Part`."""
+        sunk, member = self.sunk, member[:, None, self.cols]
+        sums = self.sums[:, :, :-1].clone()
+        of_sunk = sums[sunk.batch, :, :, sunk.key]
+        sums[sunk.batch, :, :, sunk.key] = 0.0
+        content = (sums.flatten(1, 2) @ member[:, 0]).view(*sums.shape[:3], BINS).double()
+        own_bin = member.expand(len(sums), -1, -1, -1)[sunk.batch, :, sunk.key]
+        whole = content + sunk.total((of_sunk[..., None] * own_bin[:, :, None]).double(), len(sums))
+        return self._placed(whole), self._placed(content)
 
+    def _placed(self, sums: Tensor) -> Tensor:
+        """The rows of the map that the tile reaches, in a whole one."""
+        whole = sums.new_zeros((*sums.shape[:2], BINS, BINS))
+        whole[:, :, self.bins.start : self.bins.stop] = sums
+        return whole
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Whole:
-    """One call after all its rows were seen.
+    def alike(self) -> Float64[Tensor, "batch heads heads"]:
+        """See `Part`."""
+        roots = torch.sqrt(self.content, out=self.scratch)
+        if not self.all_count:
+            roots = roots.mul_(self.counted.to(roots)[..., None])
+        flat = roots.flatten(2)
+        return (flat @ flat.transpose(-1, -2)).double()
 
-    Args:
-        scene: Facts of the call.
-        rows: What is known of each row.
-        columns: Weight each key receives from all rows that count.
-        leaks: Whether padded keys get weight.
-    """
-
-    scene: Scene
-    rows: Rows
-    columns: Float64[Tensor, "batch heads kv_len"]
-    leaks: bool
-
-    def real(self) -> Bool[Tensor, "batch heads q_len"]:
-        """Rows that are real tokens."""
-        return self.scene.queries.kept[:, None].expand_as(self.rows.finite)
-
-    def seeing(self, *, least: int) -> Bool[Tensor, "batch heads q_len"]:
-        """Real rows with finite scores that see `least` keys or more."""
-        return self.real() & self.rows.finite & (self.rows.sees >= least)
-
-    def counted(self) -> Bool[Tensor, "batch heads q_len"]:
-        """Rows that count in the statistics of weights."""
-        return self.seeing(least=LEAST)
-
-    def total(self, values: Float[Tensor, "batch heads q_len *shape"]) -> Float64[Tensor, "batch heads *shape"]:
-        """Sum over the rows that count."""
-        return total(values, self.counted())
-
-    def by_bin(
-        self, values: Float[Tensor, "batch heads q_len"], bins: Int[Tensor, "_ _ q_len"], count: int
-    ) -> tuple[Float64[Tensor, "batch heads bins"], Float64[Tensor, "batch heads bins"]]:
-        """Sums over the rows that count, apart for each bin of rows, and how many they are.
-
-        Args:
-            values: Of every row.
-            bins: Bin of every row.
-            count: Number of bins.
-        """
-        counted, place = self.counted(), bins.expand_as(values)
-        empty = torch.zeros((*values.shape[:2], count), dtype=torch.float64, device=values.device)
-        sums = empty.scatter_add(-1, place, values.masked_fill(~counted, 0.0).double())
-        return sums, empty.scatter_add(-1, place, counted.double())
-
-    def content_columns(self) -> Float64[Tensor, "batch heads kv_len"]:
-        """Weight each key receives, 0 for those of the sink."""
-        return self.columns.masked_fill(self.scene.sunk[:, None], 0.0)
-
-
-def total(
-    values: Float[Tensor, "batch heads rows *shape"], counted: Bool[Tensor, "batch heads rows"]
-) -> Float64[Tensor, "batch heads *shape"]:
-    """Sum over some rows in float64; what the others hold, NaN too, does not matter."""
-    left_out = ~counted[(..., *(None,) * (values.ndim - 3))]
-    return values.masked_fill(left_out, 0.0).sum(2, dtype=torch.float64)
+    def found(self, pairs: PairSets) -> tuple[Found, ...]:
+        """See `Part`."""
+        return pairs.find(self)
 
 
 def bin_sums(

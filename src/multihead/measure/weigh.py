@@ -56,11 +56,13 @@ class Sunk:
         batch: Row of the batch of each.
         key: Its place among the keys.
         weights: What every query gives to it; nothing before it was weighed.
+        seen: Which queries see it; nothing before it was weighed.
     """
 
     batch: Int[Tensor, " sunk"]
     key: Int[Tensor, " sunk"]
     weights: Float[Tensor, "sunk heads rows"]
+    seen: Bool[Tensor, "sunk _ _"]
 
     def pick(self, values: Float[Tensor, "batch heads rows keys"]) -> Float[Tensor, "sunk heads rows"]:
         """Values at the keys of the sink."""
@@ -84,7 +86,8 @@ def find_sunk(sunk: Bool[Tensor, "_ keys"], batch: int, like: Float[Tensor, "*sh
         like: A tensor of the dtype of the weights.
     """
     place, key = sunk.expand(batch, -1).nonzero(as_tuple=True)
-    return Sunk(batch=place, key=key, weights=like.new_zeros((len(key), 0, 0)))
+    nothing = like.new_zeros((len(key), 0, 0))
+    return Sunk(batch=place, key=key, weights=nothing, seen=nothing.bool())
 
 
 def weigh(
@@ -110,7 +113,7 @@ def weigh(
         The weights, 0 on the sink, where a key cannot be seen and in rows that see none or hold NaN; those on the sink;
         and what is known of the rows.
     """
-    sees = visible.sum(-1)
+    sees, sunk = visible.sum(-1), replace(sunk, seen=sunk.see(visible))
     peak, top_key = _mask(scores, allowed, full=visible is allowed and bool((sees == scores.shape[-1]).all()))
     if isinstance(normaliser, Softmax) and visible is allowed:
         weights, sunk, found = _softmax(scores, peak, top_key, normaliser, sunk)
@@ -119,7 +122,7 @@ def weigh(
     rows = Rows(
         sees=sees.expand_as(peak),
         finite=peak.isfinite() & found["entropy"].isfinite(),
-        sees_sunk=sunk.total(sunk.see(visible).long(), len(scores)).expand_as(peak),
+        sees_sunk=sunk.total(sunk.seen.long(), len(scores)).expand_as(peak),
         **found,
     )
     return _void(weights, sunk, rows)

@@ -72,12 +72,40 @@ def _forward(  # noqa: PLR0913 - everything of one call, as the kernel takes it
     library = _library()
     _check_inputs(q, k, v)
     out, lse = _blank(q, v)
+    given = (scale, softcap, q_offset, table_first)
+    problem = pack_problem((q, k, v), mask, bias, sinks, given, (variant, threads or library.threads()))
+    library.forward(problem, _tensor(out), lse.data_ptr() or None)
+    return out, lse
+
+
+def pack_problem(
+    tensors: tuple[Tensor, Tensor, Tensor],
+    mask: Sequence[Tensor | None],
+    bias: Sequence[Tensor | None],
+    sinks: Tensor | None,
+    numbers: tuple[float, float, int, int],
+    how: tuple[int, int],
+) -> CProblem:
+    """A problem as the kernel takes it. The tensors must outlive it.
+
+    Args:
+        tensors: q, k and v.
+        mask: See `native_forward`, and so for what follows.
+        bias: Parts of the bias.
+        sinks: Logits.
+        numbers: scale, softcap, q_offset, table_first.
+        how: Variant and threads.
+
+    Raises:
+        MultiheadError: If the arguments do not fit together.
+    """
+    q, k, v = tensors
+    scale, softcap, q_offset, table_first = numbers
     batch, heads, q_len, head_dim = q.shape
     problem = CProblem(
         ABI,
         DTYPES[q.dtype],
-        variant,
-        threads or library.threads(),
+        *how,
         batch,
         heads,
         k.shape[1],
@@ -100,8 +128,7 @@ def _forward(  # noqa: PLR0913 - everything of one call, as the kernel takes it
     if 0 in sizes:  # a part may have no numbers, and so no address, and there is no pair for it to speak of
         problem.mask, problem.bias = CMask(), CBias()
     problem.sinks = _address("sinks", sinks, torch.float32, (heads,))
-    library.forward(problem, _tensor(out), lse.data_ptr() or None)
-    return out, lse
+    return problem
 
 
 def _library() -> Library:

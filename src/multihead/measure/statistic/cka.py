@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
+from multihead.measure.part import Whole
 from multihead.measure.statistic.contract import Contribution, OfWhole
 from multihead.measure.statistic.outputs import output_blocks, zeros
-from multihead.measure.tile import Whole
 from multihead.record import Quantity
 
 BLOCK = 256

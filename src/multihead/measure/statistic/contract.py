@@ -7,8 +7,9 @@ from typing import Any, Generic, TypeVar
 from jaxtyping import Float64
 from torch import Tensor
 
+from multihead.measure.part import Whole
 from multihead.measure.scene import Scene
-from multihead.measure.tile import Tile, Whole
+from multihead.measure.tile import Tile
 from multihead.record import Quantity
 
 Facts = TypeVar("Facts")
@@ -38,17 +39,20 @@ class Missing:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OfTile(Generic[Facts]):
-    """A statistic that needs the weights: it is taken tile by tile and added up.
+    """A statistic of weights: it is taken of some rows at a time and added up.
 
     Args:
         quantities: What it measures.
         prepare: What the tiles need of the call, worked out once.
-        take: The contributions of a tile, one for each quantity.
+        take: The contributions of some rows, one for each quantity.
+        of_weights: Whether it looks at single weights: it is then given a `Tile`. One that asks only for what every
+            `Part` tells can be taken by the compiled kernel, which keeps no weights.
     """
 
     quantities: tuple[Quantity, ...]
     prepare: Callable[[Scene], Facts | Missing]
     take: Callable[[Tile, Facts], tuple[Contribution, ...]]
+    of_weights: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,7 +1,7 @@
 """Entropy of the weights of a row."""
 
+from multihead.measure.part import Whole
 from multihead.measure.statistic.contract import Contribution, OfWhole, with_aside
-from multihead.measure.tile import Whole
 from multihead.record import Quantity
 
 

@@ -1,7 +1,7 @@
 """Entropy of a row as a share of what an even spread over its visible keys would have."""
 
+from multihead.measure.part import LEAST, Whole, total
 from multihead.measure.statistic.contract import Contribution, OfWhole, with_aside
-from multihead.measure.tile import LEAST, Whole, total
 from multihead.record import Quantity
 
 

@@ -3,9 +3,9 @@
 from jaxtyping import Int
 from torch import Tensor
 
+from multihead.measure.part import Part
 from multihead.measure.scene import Scene
 from multihead.measure.statistic.contract import Contribution, OfTile
-from multihead.measure.tile import Tile
 from multihead.record import Quantity
 
 
@@ -14,15 +14,15 @@ def prepare(scene: Scene) -> Int[Tensor, "_ 1"]:
     return scene.keys.first
 
 
-def take(tile: Tile, facts: Int[Tensor, "_ 1"]) -> tuple[Contribution, ...]:
+def take(part: Part, facts: Int[Tensor, "_ 1"]) -> tuple[Contribution, ...]:
     """The weight of every row on the first real key, which always belongs to the sink."""
-    sunk, first = tile.sunk, facts - tile.cols.start
-    is_first = (sunk.key == first.expand(len(tile.content), -1)[sunk.batch, 0])[:, None, None]
-    seen = sunk.total((is_first & sunk.see(tile.visible)).long(), len(tile.content))
+    sunk, first, known = part.sunk, facts - part.cols.start, part.known
+    is_first = (sunk.key == first.expand(part.batch, -1)[sunk.batch, 0])[:, None, None]
+    seen = sunk.total((is_first & sunk.seen).long(), part.batch)
     return (
-        Contribution(tile.total(tile.on_sunk(is_first))),
-        Contribution(tile.total((tile.known.top_key == first[..., None]).to(tile.content))),
-        Contribution(tile.total(tile.even(seen))),
+        Contribution(part.total(part.on_sunk(is_first))),
+        Contribution(part.total((known.top_key == first[..., None]).to(known.top))),
+        Contribution(part.total(part.even(seen))),
     )
 
 
@@ -50,4 +50,5 @@ FIRST_TOKEN = OfTile(
     ),
     prepare=prepare,
     take=take,
+    of_weights=False,
 )

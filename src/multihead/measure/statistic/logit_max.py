@@ -2,8 +2,8 @@
 
 import torch
 
+from multihead.measure.part import Whole
 from multihead.measure.statistic.contract import Contribution, OfWhole
-from multihead.measure.tile import Whole
 from multihead.record import Quantity
 
 

@@ -1,7 +1,7 @@
 """Largest weight of a row (the confidence of Voita et al. 2019, arXiv 1905.09418)."""
 
+from multihead.measure.part import Whole
 from multihead.measure.statistic.contract import Contribution, OfWhole
-from multihead.measure.tile import Whole
 from multihead.record import Quantity
 
 

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from multihead.measure.part import Whole, total
 from multihead.measure.statistic.contract import Contribution, Missing, OfWhole
-from multihead.measure.tile import Whole, total
 from multihead.record import Quantity
 
 NO_PROJECTION = "no output projection was found"

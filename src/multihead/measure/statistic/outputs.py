@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from multihead.measure.tile import Whole
+from multihead.measure.part import Whole
 
 LEAST_BLOCK = 64
 """A last block with fewer rows joins the one before it."""

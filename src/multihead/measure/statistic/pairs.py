@@ -1,37 +1,18 @@
 """Weight on a set of pairs: what copies and targets have in common."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
+from multihead.measure.part import Found, Part
 from multihead.measure.statistic.contract import Contribution, set_aside
 from multihead.measure.tile import Tile
 from multihead.record import Quantity
 
 SPARSE = 16
 """Pairs are few when they are fewer than one in so many: they are then picked out one by one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Found:
-    """The rows of a tile against a set of pairs.
-
-    Args:
-        content: Weight of each row on its pairs outside of the sink.
-        sunk: Weight on its pairs with keys of the sink.
-        seen: How many pairs it can see.
-        seen_sunk: How many of these are with keys of the sink.
-        top: Whether its largest weight is on one.
-    """
-
-    content: Float[Tensor, "batch heads rows"]
-    sunk: Float[Tensor, "batch heads rows"]
-    seen: Int[Tensor, "_ _ rows"]
-    seen_sunk: Int[Tensor, "batch _ rows"]
-    top: Bool[Tensor, "batch heads rows"]
 
 
 def pair_quantities(name: str, words: str, condition: str) -> tuple[Quantity, ...]:
@@ -74,13 +55,15 @@ def pair_quantities(name: str, words: str, condition: str) -> tuple[Quantity, ..
     )
 
 
-def contributions(tile: Tile, found: Found) -> tuple[Contribution, ...]:
+def contributions(part: Part, found: Found) -> tuple[Contribution, ...]:
     """Weight, argmax rate, even spread, and weight with the sink set aside, of every row that sees a pair."""
     # One sum for several: for so few numbers the calls cost more than the work.
-    counted, left = ((tile.counted & seen).to(tile.content) for seen in (found.seen > 0, found.seen > found.seen_sunk))
-    weight, top, even = found.content + found.sunk, found.top.to(counted), tile.even(found.seen).expand_as(counted)
+    counted, left = (
+        (part.counted & seen).to(part.known.top) for seen in (found.seen > 0, found.seen > found.seen_sunk)
+    )
+    weight, top, even = found.content + found.sunk, found.top.to(counted), part.even(found.seen).expand_as(counted)
     weight, top, even, count = _total([weight, top, even, torch.ones_like(counted)], counted)
-    content, rest = _total([found.content, tile.known.left], left)
+    content, rest = _total([found.content, part.known.left], left)
     return Contribution(weight, count), Contribution(top, count), Contribution(even, count), Contribution(content, rest)
 
 
@@ -100,7 +83,7 @@ def hold(tile: Tile, inside: Bool[Tensor, "_ _ rows picked"], cols: slice) -> Fo
     cut = slice(cols.start - tile.cols.start, cols.stop - tile.cols.start)
     visible, content = tile.visible[..., cut], tile.content[..., cut]
     batch, _, rows, width = content.shape
-    at_sunk = _at_sunk(tile, inside, cols) & tile.sunk.see(tile.visible)
+    at_sunk = _at_sunk(tile, inside, cols) & tile.sunk.seen
     top = tile.known.top_key - cut.start
     place = top.clamp(0, width - 1)
     on_top = inside.expand(*place.shape, -1).gather(-1, place[..., None])[..., 0] & (top == place)

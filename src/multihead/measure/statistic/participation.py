@@ -2,21 +2,21 @@
 
 import torch
 
+from multihead.measure.part import Part
 from multihead.measure.statistic.contract import Contribution, OfTile, nothing
-from multihead.measure.tile import Tile
 from multihead.record import Quantity
 
 _NOTHING = 1e-18
 """A row with less weight than this on all keys, whose square would vanish in float32, has no key taking part."""
 
 
-def take(tile: Tile, facts: None) -> tuple[Contribution]:
+def take(part: Part, facts: None) -> tuple[Contribution]:
     """Squared sum of each row's weights over the sum of their squares."""
-    known = tile.known
-    sunk = tile.sunk.total(tile.sunk.weights.square(), len(tile.content)).sqrt()
-    length = torch.hypot(torch.hypot(torch.linalg.vector_norm(tile.content, dim=-1), sunk), known.sink)
+    known = part.known
+    sunk = part.sunk.total(part.sunk.weights.square(), part.batch).sqrt()
+    length = torch.hypot(torch.hypot(part.length(), sunk), known.sink)
     ratio = (known.left + known.sunk + known.sink) / length.clamp(min=_NOTHING)
-    return (Contribution(tile.total(ratio.square() * (length > _NOTHING))),)
+    return (Contribution(part.total(ratio.square() * (length > _NOTHING))),)
 
 
 PARTICIPATION = OfTile(
@@ -30,4 +30,5 @@ PARTICIPATION = OfTile(
     ),
     prepare=nothing,
     take=take,
+    of_weights=False,
 )

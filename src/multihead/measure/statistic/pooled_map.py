@@ -4,9 +4,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from multihead.measure.part import Part
 from multihead.measure.scene import BINS, Scene
 from multihead.measure.statistic.contract import Contribution, OfTile, with_aside
-from multihead.measure.tile import Tile
 from multihead.record import Quantity
 
 
@@ -16,31 +16,18 @@ def prepare(scene: Scene) -> Float[Tensor, "_ kv_len bins"]:
     return ((place >= edges[..., :-1]) & (place < edges[..., 1:])).to(scene.problem.wide)
 
 
-def take(tile: Tile, facts: Float[Tensor, "_ kv_len bins"]) -> tuple[Contribution, ...]:
+def take(part: Part, facts: Float[Tensor, "_ kv_len bins"]) -> tuple[Contribution, ...]:
     """The weight of every row on each bin of keys, added up by the bin of the row."""
-    sunk, member = tile.sunk, facts[:, None, tile.cols]
-    sums = tile.sums[:, :, :-1].clone()
-    of_sunk = sums[sunk.batch, :, :, sunk.key]
-    sums[sunk.batch, :, :, sunk.key] = 0.0
-    content = (sums.flatten(1, 2) @ member[:, 0]).view(*sums.shape[:3], BINS).double()
-    own_bin = member.expand(len(sums), -1, -1, -1)[sunk.batch, :, sunk.key]
-    whole = content + sunk.total((of_sunk[..., None] * own_bin[:, :, None]).double(), len(sums))
-    own = tile.scene.q_bins()[:, None, tile.rows]
-    bins = torch.arange(tile.bins.start, tile.bins.stop, device=own.device)
-    rows = ((own[..., None] == bins) & tile.counted[..., None]).double()
-    left = torch.where(tile.counted, tile.known.left, 0.0).double()
-    return (
-        _placed(tile, whole, rows.sum(2)),
-        _placed(tile, content, (left[:, :, None] @ rows)[:, :, 0]),
-    )
+    whole, content = part.pooled(facts)
+    own = part.scene.q_bins()[:, None, part.rows]
+    inside = own[..., None] == torch.arange(BINS, device=own.device)
+    rows = (inside & part.counted[..., None]).double()
+    left = torch.where(part.counted, part.known.left, 0.0).double()
+    return _mean(whole, rows.sum(2)), _mean(content, (left[:, :, None] @ rows)[:, :, 0])
 
 
-def _placed(tile: Tile, sums: Tensor, count: Tensor) -> Contribution:
-    """The rows of the map that the tile reaches, in a whole one."""
-    whole, counts = sums.new_zeros((*sums.shape[:2], BINS, BINS)), sums.new_zeros((*sums.shape[:2], BINS, BINS))
-    part = slice(tile.bins.start, tile.bins.stop)
-    whole[:, :, part], counts[:, :, part] = sums, count[..., None]
-    return Contribution(whole, counts)
+def _mean(sums: Tensor, count: Tensor) -> Contribution:
+    return Contribution(sums, count[..., None].expand_as(sums))
 
 
 POOLED_MAP = OfTile(
@@ -56,4 +43,5 @@ POOLED_MAP = OfTile(
     ),
     prepare=prepare,
     take=take,
+    of_weights=False,
 )

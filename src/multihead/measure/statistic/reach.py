@@ -3,29 +3,22 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from multihead.measure.part import FARTHEST, NEAR, OCTAVES, Part
 from multihead.measure.scene import Scene
 from multihead.measure.statistic.contract import Contribution, OfTile, with_aside
-from multihead.measure.tile import Tile
 from multihead.record import Quantity
 
-FARTHEST = 16
 OFFSETS = range(-FARTHEST, FARTHEST + 1)
 """Distances that are told one by one."""
-
-OCTAVES = 15
-"""Bins on each side: distances 1, 2-3, 4-7, ..., 2^k to 2^(k+1) - 1, ..., and all from 2^14 on."""
 
 REACHED = 0.9 - 1e-5
 """Share of the weight that counts as 90 %: weights that make 90 % exactly must not miss it by a rounding error."""
 
 NOTHING = 1e-12
 """Weight of a row, of all that its model gave out, that counts as none: below, rounding decides where it is."""
-
-_NEAR = FARTHEST.bit_length() - 1
-"""Octaves that lie within the distances told one by one."""
 
 _SINGLE = FARTHEST
 
@@ -45,47 +38,40 @@ class Facts:
     """What the tiles need.
 
     Args:
-        offsets: The distances told one by one, ahead first.
-        far: Nearest distance of each bin beyond them.
         lows: For `span90` the nearest distance of each of its bins.
         widths: And how much farther the farthest one is.
     """
 
-    offsets: Int[Tensor, " offsets"]
-    far: Int[Tensor, " octaves"]
     lows: Float[Tensor, " bins"]
     widths: Float[Tensor, " bins"]
 
 
 def prepare(scene: Scene) -> Facts:
-    """The distances and the edges of the bins."""
+    """The edges of the bins."""
     device = scene.problem.q.device
-    far = torch.tensor([2**k for k in range(_NEAR, OCTAVES)], device=device)
+    far = torch.tensor([2**k for k in range(NEAR, OCTAVES)], device=device)
     lows = torch.cat([torch.arange(_SINGLE, device=device), far]).to(scene.problem.wide)
     return Facts(
-        offsets=torch.arange(-FARTHEST, FARTHEST + 1, device=device),
-        far=far,
         lows=lows,
         widths=torch.where(lows < _SINGLE, 0.0, lows - 1),
     )
 
 
-def take(tile: Tile, facts: Facts) -> tuple[Contribution, ...]:
+def take(part: Part, facts: Facts) -> tuple[Contribution, ...]:
     """Every row's weight at each small distance and on each bin, and how far it reaches."""
-    centers = tile.centers()
-    offsets = tile.at(centers[..., None] - facts.offsets)
-    bins = _bins(tile, offsets, facts)
-    sunk = _distances(tile)
-    all_offsets = _with(tile, offsets, sunk + FARTHEST, inside=sunk.abs() <= FARTHEST)
-    all_bins = _with(tile, bins, _bin_of(sunk), inside=torch.ones_like(sunk, dtype=torch.bool))
-    left = tile.total(tile.known.left)
+    offsets = part.near()
+    bins = _bins(part, offsets)
+    sunk = part.sunk_distances()
+    all_offsets = _with(part, offsets, sunk + FARTHEST, inside=sunk.abs() <= FARTHEST)
+    all_bins = _with(part, bins, _bin_of(sunk), inside=torch.ones_like(sunk, dtype=torch.bool))
+    left = part.total(part.known.left)
     return (
-        Contribution(tile.total(all_offsets)),
-        _of_left(tile.total(offsets), left),
-        Contribution(tile.total(all_bins)),
-        _of_left(tile.total(bins), left),
-        Contribution(tile.total(_span(all_offsets, all_bins, facts))),
-        Contribution(tile.total(_span(offsets, bins, facts) * tile.known.left), left),
+        Contribution(part.total(all_offsets)),
+        _of_left(part.total(offsets), left),
+        Contribution(part.total(all_bins)),
+        _of_left(part.total(bins), left),
+        Contribution(part.total(_span(all_offsets, all_bins, facts))),
+        Contribution(part.total(_span(offsets, bins, facts) * part.known.left), left),
     )
 
 
@@ -93,35 +79,14 @@ def _of_left(sums: Tensor, left: Tensor) -> Contribution:
     return Contribution(sums, left[..., None].expand_as(sums))
 
 
-def _bins(tile: Tile, offsets: Tensor, facts: Facts) -> Tensor:
+def _bins(part: Part, offsets: Tensor) -> Tensor:
     """The weight of every row on each bin, in the order of `LABELS`."""
     lows = (1, 2, 4, 8)
     back = [offsets[..., FARTHEST + low : FARTHEST + 2 * low].sum(-1) for low in lows]
     ahead = [offsets[..., FARTHEST + 1 - 2 * low : FARTHEST + 1 - low].sum(-1) for low in reversed(lows)]
     near = torch.stack([*ahead, offsets[..., FARTHEST], *back], -1)
-    far_ahead, far_back = _far(tile, facts.far)
-    return torch.cat([far_ahead.to(near), near, far_back.to(near)], -1)
-
-
-def _far(tile: Tile, far: Tensor) -> tuple[Tensor, Tensor]:
-    """The weight of every row on the bins beyond the distances told one by one, ahead and back."""
-    low, high = tile.nearest
-    reach = (tile.cols.stop - 1 - low, high - tile.cols.start)
-    # No key lies in most of the bins of a short call: only those that some row can reach are asked for.
-    ahead, back = (sum(2**k <= most for k in range(_NEAR, OCTAVES)) for most in reach)
-    every = far.new_tensor([2**60])
-    edges = torch.cat([-every, 1 - far[:back].flip(0), far[:ahead], every])
-    masses = tile.upto(tile.centers()[..., None] + edges).diff(dim=-1).clamp(min=0.0)
-    # Keys rise from far back to far ahead. The farthest bin that is asked for holds all beyond it: nothing.
-    of_back, of_ahead = masses[..., :back].flip(-1), masses[..., back + 1 :]
-    pad = torch.nn.functional.pad
-    return pad(of_ahead, (0, len(far) - ahead)).flip(-1), pad(of_back, (0, len(far) - back))
-
-
-def _distances(tile: Tile) -> Int[Tensor, "sunk rows"]:
-    """Distance of every row from each key of the sink."""
-    centers = tile.centers().expand(len(tile.content), -1)
-    return centers[tile.sunk.batch] - tile.sunk.key[:, None] - tile.cols.start
+    far_ahead, far_back = part.far()
+    return torch.cat([far_ahead, near, far_back], -1)
 
 
 def _bin_of(distances: Tensor) -> Tensor:
@@ -131,20 +96,20 @@ def _bin_of(distances: Tensor) -> Tensor:
     return SELF + distances.sign() * (1 + octave.clamp(max=OCTAVES - 1)) * (distances != 0)
 
 
-def _with(tile: Tile, sums: Tensor, place: Tensor, *, inside: Tensor) -> Tensor:
+def _with(part: Part, sums: Tensor, place: Tensor, *, inside: Tensor) -> Tensor:
     """Some sums of every row with the weights on the sink added, each at its place."""
-    batch = torch.zeros_like(tile.sunk.batch)[:, None, None] + tile.sunk.batch[:, None, None]
+    batch = torch.zeros_like(part.sunk.batch)[:, None, None] + part.sunk.batch[:, None, None]
     head = torch.arange(sums.shape[1], device=sums.device)[:, None]
     row = torch.arange(sums.shape[2], device=sums.device)
     at = (batch, head, row, place.clamp(0, sums.shape[-1] - 1)[:, None])
-    return sums.index_put(at, tile.sunk.weights * inside[:, None], accumulate=True)
+    return sums.index_put(at, part.sunk.weights * inside[:, None], accumulate=True)
 
 
 def _span(offsets: Tensor, bins: Tensor, facts: Facts) -> Tensor:
     """For every row the distance within which 90 % of its weight lies."""
     single = offsets[..., FARTHEST:-1].clone()
     single[..., 1:] += offsets[..., 1:FARTHEST].flip(-1)
-    back, ahead = bins[..., SELF + 1 + _NEAR :], bins[..., : SELF - _NEAR].flip(-1)
+    back, ahead = bins[..., SELF + 1 + NEAR :], bins[..., : SELF - NEAR].flip(-1)
     masses = torch.cat([single, back + ahead], -1)
     reached = masses.cumsum(-1)
     wanted = REACHED * reached[..., -1:]
@@ -198,4 +163,5 @@ REACH = OfTile(
     ),
     prepare=prepare,
     take=take,
+    of_weights=False,
 )

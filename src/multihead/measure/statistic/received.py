@@ -2,9 +2,9 @@
 
 import torch
 
+from multihead.measure.part import Whole
 from multihead.measure.scene import BINS
 from multihead.measure.statistic.contract import Contribution, OfWhole
-from multihead.measure.tile import Whole
 from multihead.record import Quantity
 
 

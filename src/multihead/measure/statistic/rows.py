@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from multihead.measure.part import Whole
 from multihead.measure.statistic.contract import Contribution, OfWhole
-from multihead.measure.tile import Whole
 from multihead.record import Quantity
 
 

@@ -4,24 +4,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from multihead.measure.part import Part
 from multihead.measure.statistic.contract import Contribution, OfTile, nothing, with_aside
-from multihead.measure.tile import Tile
 from multihead.record import Quantity
 
 
-def take(tile: Tile, facts: None) -> tuple[Contribution, ...]:
+def take(part: Part, facts: None) -> tuple[Contribution, ...]:
     """One product of the square roots of all weights with themselves, for every pair of heads."""
-    known, counted = tile.known, tile.counted.to(tile.content)
-    roots = torch.sqrt(tile.content, out=tile.scratch)
-    if not tile.all_count:
-        roots = roots.mul_(counted[..., None])
-    content = _gram(roots.flatten(2))
-    of_sunk = tile.sunk.weights.sqrt() * counted[tile.sunk.batch]
-    sunk = tile.sunk.total(of_sunk @ of_sunk.transpose(-1, -2), len(content))
-    sink, left = known.sink.sqrt() * counted, torch.where(tile.counted, known.left, 0.0).sqrt()
+    known, counted, content = part.known, part.counted.to(part.known.top), part.alike()
+    of_sunk = part.sunk.weights.sqrt() * counted[part.sunk.batch]
+    sunk = part.sunk.total(of_sunk @ of_sunk.transpose(-1, -2), part.batch)
+    sink, left = known.sink.sqrt() * counted, torch.where(part.counted, known.left, 0.0).sqrt()
     return (
-        Contribution((content + sunk + _gram(sink)).double(), _gram(counted).double()),
-        Contribution(content.double(), _gram(left).double()),
+        Contribution(content + (sunk + _gram(sink)).double(), _gram(counted).double()),
+        Contribution(content, _gram(left).double()),
     )
 
 
@@ -48,4 +44,5 @@ SIMILARITY = OfTile(
     ),
     prepare=nothing,
     take=take,
+    of_weights=False,
 )

@@ -1,22 +1,22 @@
 """Weight on the sink: first token, special tokens, a learned sink together (Xiao et al. 2023, arXiv 2309.17453)."""
 
+from multihead.measure.part import Part, Whole
 from multihead.measure.scene import BINS
 from multihead.measure.statistic.contract import Contribution, OfTile, OfWhole, nothing
-from multihead.measure.tile import Tile, Whole
 from multihead.record import Quantity
 
 SET = "S: the first real key, special tokens where they are known, a learned sink"
 
 
-def take(tile: Tile, facts: None) -> tuple[Contribution, ...]:
+def take(part: Part, facts: None) -> tuple[Contribution, ...]:
     """Weight of every row, whether its largest lies there, and what an even spread puts there."""
-    known = tile.known
-    top = tile.sunk.total((tile.sunk.key[:, None, None] == known.top_key[tile.sunk.batch]).long(), len(tile.content))
-    even = tile.even(known.sees_sunk + tile.scene.learned_sink)
+    known = part.known
+    top = part.sunk.total((part.sunk.key[:, None, None] == known.top_key[part.sunk.batch]).long(), part.batch)
+    even = part.even(known.sees_sunk + part.scene.learned_sink)
     return (
-        Contribution(tile.total(known.sunk + known.sink)),
-        Contribution(tile.total(((top > 0) | (known.sink > known.top)).to(tile.content))),
-        Contribution(tile.total(even)),
+        Contribution(part.total(known.sunk + known.sink)),
+        Contribution(part.total(((top > 0) | (known.sink > known.top)).to(known.top))),
+        Contribution(part.total(even)),
     )
 
 
@@ -49,6 +49,7 @@ SINK = OfTile(
     ),
     prepare=nothing,
     take=take,
+    of_weights=False,
 )
 
 SINK_BY_POSITION = OfWhole(

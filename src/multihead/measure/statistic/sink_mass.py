@@ -1,7 +1,7 @@
 """Weight on a learned sink: what a row gives to no key."""
 
+from multihead.measure.part import Whole
 from multihead.measure.statistic.contract import Contribution, OfWhole
-from multihead.measure.tile import Whole
 from multihead.record import Quantity
 
 

@@ -3,9 +3,9 @@
 from jaxtyping import Bool
 from torch import Tensor
 
+from multihead.measure.part import Part
 from multihead.measure.scene import Scene
 from multihead.measure.statistic.contract import Contribution, Missing, OfTile
-from multihead.measure.tile import Tile
 from multihead.record import Quantity
 
 NO_IDS = "the keys have no token ids"
@@ -18,12 +18,12 @@ def prepare(scene: Scene) -> Bool[Tensor, "_ kv_len"] | Missing:
     return Missing("which tokens are special was not told" if scene.vocabulary is None else NO_IDS)
 
 
-def take(tile: Tile, facts: Bool[Tensor, "_ kv_len"]) -> tuple[Contribution, ...]:
+def take(part: Part, facts: Bool[Tensor, "_ kv_len"]) -> tuple[Contribution, ...]:
     """The weight of every row on special tokens, which all belong to the sink."""
-    special = facts[:, tile.cols].expand(len(tile.content), -1)
-    of_sunk = special[tile.sunk.batch, tile.sunk.key][:, None, None]
-    top = special[:, None].expand(-1, tile.content.shape[1], -1).gather(-1, tile.known.top_key)
-    return Contribution(tile.total(tile.on_sunk(of_sunk))), Contribution(tile.total(top.to(tile.content)))
+    known, special = part.known, facts[:, part.cols].expand(part.batch, -1)
+    of_sunk = special[part.sunk.batch, part.sunk.key][:, None, None]
+    top = special[:, None].expand(-1, known.top_key.shape[1], -1).gather(-1, known.top_key)
+    return Contribution(part.total(part.on_sunk(of_sunk))), Contribution(part.total(top.to(known.top)))
 
 
 SPECIAL_TOKEN = OfTile(
@@ -43,4 +43,5 @@ SPECIAL_TOKEN = OfTile(
     ),
     prepare=prepare,
     take=take,
+    of_weights=False,
 )

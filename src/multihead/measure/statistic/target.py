@@ -1,16 +1,20 @@
 """Weight on the pairs of a named pattern, and how often the largest weight lies on one."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import cast
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from multihead.measure.part import Found, Part
 from multihead.measure.scene import Scene, Target
 from multihead.measure.statistic.contract import Contribution, OfTile
-from multihead.measure.statistic.pairs import Found, contributions, hold, pair_quantities
+from multihead.measure.statistic.pairs import contributions, hold, pair_quantities
 from multihead.measure.tile import Tile
+from multihead.native.statistics import NONE, OPEN, Pairs
 from multihead.pattern import Pattern
 from multihead.pattern import distance as at
 
@@ -25,26 +29,57 @@ _TITLES = {
 }
 
 
-def target(name: str) -> OfTile[tuple[Pattern, ...]]:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OnPatterns:
+    """The pairs of one pattern, or of one for each batch row.
+
+    Args:
+        patterns: The patterns.
+    """
+
+    patterns: tuple[Pattern, ...]
+
+    def find(self, part: Part) -> tuple[Found]:
+        """The rows of a tile against them."""
+        tile = cast(Tile, part)
+        distance = _single_distance(self.patterns)
+        return (_on_pairs(tile, self.patterns) if distance is None else _at_distance(tile, distance),)
+
+    def parts(self, scene: Scene, rows: slice) -> tuple[Pairs]:
+        """The same for the compiled kernel: bounds of the distance where that is all, or else pair by pair."""
+        window = self.patterns[0].window if len(self.patterns) == 1 else None
+        if window is not None:
+            left, right = window
+            return (Pairs(low=NONE if right is None else -right, high=OPEN if left is None else left),)
+        cols = _reached(self.patterns, slice(0, scene.problem.kv_len), scene.nearest(rows))
+        return (Pairs(dense=_inside(scene, self.patterns, rows, cols), dense_first=cols.start),)
+
+
+def target(name: str) -> OfTile[OnPatterns]:
     """The statistic of one pattern.
 
     Args:
         name: Its name among the targets of the scene.
     """
 
-    def prepare(scene: Scene) -> tuple[Pattern, ...]:
+    def prepare(scene: Scene) -> OnPatterns:
         given = scene.targets[name]
-        return (given,) if isinstance(given, Pattern) else tuple(given[document] for document in scene.documents)
+        if isinstance(given, Pattern):
+            return OnPatterns(patterns=(given,))
+        return OnPatterns(patterns=tuple(given[document] for document in scene.documents))
 
     return OfTile(
-        quantities=pair_quantities(name, _TITLES.get(name, name), f"(i, j) in {name}"), prepare=prepare, take=take
+        quantities=pair_quantities(name, _TITLES.get(name, name), f"(i, j) in {name}"),
+        prepare=prepare,
+        take=take,
+        of_weights=False,
     )
 
 
-def take(tile: Tile, facts: Sequence[Pattern]) -> tuple[Contribution, ...]:
+def take(part: Part, facts: OnPatterns) -> tuple[Contribution, ...]:
     """What every row that sees a pair gives to its pairs."""
-    distance = _single_distance(facts)
-    return contributions(tile, _on_pairs(tile, facts) if distance is None else _at_distance(tile, distance))
+    (found,) = part.found(facts)
+    return contributions(part, found)
 
 
 def _single_distance(patterns: Sequence[Pattern]) -> int | None:
@@ -64,7 +99,7 @@ def _at_distance(tile: Tile, distance: int) -> Found:
     at_sunk = (
         asked[tile.sunk.batch if len(asked) > 1 else torch.zeros_like(tile.sunk.batch)] == tile.sunk.key[:, None, None]
     )
-    at_sunk = at_sunk & tile.sunk.see(tile.visible)
+    at_sunk = at_sunk & tile.sunk.seen
     return Found(
         content=tile.at(place[..., None])[..., 0],
         sunk=tile.on_sunk(at_sunk),
@@ -75,25 +110,25 @@ def _at_distance(tile: Tile, distance: int) -> Found:
 
 
 def _on_pairs(tile: Tile, patterns: Sequence[Pattern]) -> Found:
-    cols = _reached(tile, patterns)
-    return hold(tile, _inside(tile, patterns, cols), cols)
+    cols = _reached(patterns, tile.cols, tile.nearest)
+    return hold(tile, _inside(tile.scene, patterns, tile.rows, cols), cols)
 
 
-def _reached(tile: Tile, patterns: Sequence[Pattern]) -> slice:
-    """The keys of the tile among which all pairs lie, at least one."""
+def _reached(patterns: Sequence[Pattern], cols: slice, nearest: tuple[int, int]) -> slice:
+    """Those of some keys among which all pairs lie, at least one."""
     lefts, rights = zip(*(pattern.reach for pattern in patterns), strict=True)
-    low, high = tile.cols.start, tile.cols.stop
+    low, high = cols.start, cols.stop
     if None not in lefts:
-        low = max(low, tile.nearest[0] - max(lefts))
+        low = max(low, nearest[0] - max(lefts))
     if None not in rights:
-        high = min(high, tile.nearest[1] + max(rights) + 1)
-    low = min(low, tile.cols.stop - 1)
+        high = min(high, nearest[1] + max(rights) + 1)
+    low = min(low, cols.stop - 1)
     return slice(low, max(high, low + 1))
 
 
-def _inside(tile: Tile, patterns: Sequence[Pattern], cols: slice) -> Bool[Tensor, "_ _ rows cols"]:
+def _inside(scene: Scene, patterns: Sequence[Pattern], rows: slice, cols: slice) -> Bool[Tensor, "_ _ rows cols"]:
     """The pairs of the patterns, positions counted from the first real token."""
-    q, k = tile.scene.q_real[:, tile.rows], tile.scene.k_real[:, cols]
+    q, k = scene.q_real[:, rows], scene.k_real[:, cols]
     if len(patterns) == 1:
         return patterns[0].allows(_one(q), _one(k))
     q, k = q.expand(len(patterns), -1), k.expand(len(patterns), -1)

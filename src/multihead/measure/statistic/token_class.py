@@ -4,9 +4,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from multihead.measure.part import Whole
 from multihead.measure.scene import Scene, look_up
 from multihead.measure.statistic.contract import Contribution, Missing, OfWhole, with_aside
-from multihead.measure.tile import Whole
 from multihead.record import Quantity
 
 NO_IDS = "the keys have no token ids"
