@@ -106,13 +106,13 @@ def _edges(length: int, block: int) -> Int[Tensor, " edges"]:
 
 
 def _looked_into(
-    pattern: Law,
-    classes: Int8[Tensor, "batch heads q_tiles k_tiles"],
-    row_edges: Int[Tensor, " row_edges"],
-    col_edges: Int[Tensor, " col_edges"],
-    block: int,
-) -> Iterator[tuple[Int[Tensor, " tiles"], Int[Tensor, " tiles"], Bool[Tensor, "batch heads tiles block block"]]]:
-    """Row and column of each tile that some batch row and head have to look into, with its pairs, some at a time."""
+    pattern: Law, classes: Tensor, row_edges: Tensor, col_edges: Tensor, block: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Tiles that some batch row and head have to look into, some at a time.
+
+    Yields:
+        Row of each tile, its column, and its pairs (batch, heads, tiles, block, block).
+    """
     at_once = max(1, _AT_ONCE // max(1, classes.shape[0] * classes.shape[1] * block * block))
     partial = (classes == Tile.PARTIAL).flatten(0, 1).any(0)
     if pattern.batch is None:
