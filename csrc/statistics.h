@@ -3,6 +3,7 @@
 
 #include "gram.h"
 #include "pairs.h"
+#include "scores.h"
 
 namespace mh {
 namespace MH_VARIANT {
@@ -73,9 +74,9 @@ Block<E> lay_out_block(Cutter &cutter, const mh_problem &p, const mh_wanted &w, 
   b.allowed = cutter.take<uint64_t>(lines);
   b.pair_words = cutter.take<uint64_t>(w.pair_sets * lines);
   b.pair_some = cutter.take<uint8_t>(w.pair_sets * d.panels * d.tiles);
-  for (vf **held : {&b.top, &b.mass, &b.level, &b.square, &b.reach}) *held = cutter.take<vf>(d.block_rows);
-  b.top_panel = cutter.take<vi>(d.block_rows);
-  for (float **held : {&b.ref, &b.pad_top, &b.pad, &b.sunk, &b.sunk_level, &b.back, &b.scale})
+  b.scores = cutter.take<float>(MR * PANEL);
+  for (vf **held : {&b.mass, &b.level, &b.square, &b.reach}) *held = cutter.take<vf>(d.block_rows);
+  for (float **held : {&b.peak, &b.ref, &b.limit, &b.pad, &b.sunk, &b.sunk_level, &b.back, &b.scale})
     *held = cutter.take<float>(d.block_rows);
   b.segments = cutter.take<float>(d.block_rows * SEGMENTS);
   b.edge = cutter.take<int64_t>(d.block_rows);
@@ -154,7 +155,6 @@ void run_chunk(const Facts &f, const Division &d, int64_t chunk, char *scratch, 
     for (int64_t head = 0; head < p.heads; head++) {
       pairs.lay_out(head);
       Scores<E, T>(f, b, head).run();
-      Spread<E>(f, b, head).run();
       Tell<E>(f, b, head).run();
       pairs.measure(head);
     }
