@@ -46,7 +46,7 @@ struct Block {
   int64_t first, rows;      // among those looked at
   typename E::Word *q;      // (tiles, words, MR)
   float *bias;              // (MR, PANEL)
-  float *stash;             // (panels, heads, block_rows, PANEL): roots of weights
+  float *stash;             // (panels, tiles, heads, MR, PANEL): roots of weights
   uint8_t *seen;            // (heads, panels, tiles): class
   uint64_t *allowed;        // (panels, block_rows), of one head
   uint64_t *pair_words;     // (pair_sets, panels, block_rows)
@@ -66,7 +66,7 @@ struct Block {
   bool leaks;
 
   MH_INLINE float *line(const Facts &f, int64_t head, int64_t panel, int64_t row) const {
-    return stash + ((panel * f.p.heads + head) * f.block_rows + row) * PANEL;
+    return stash + (((panel * f.tiles + row / MR) * f.p.heads + head) * MR + row % MR) * PANEL;
   }
   MH_INLINE uint8_t &kind(const Facts &f, int64_t head, int64_t panel, int64_t tile) const {
     return seen[(head * f.panels + panel) * f.tiles + tile];

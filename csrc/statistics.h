@@ -232,11 +232,14 @@ template <class E, class T>
 int measure_row(const Facts &f, const Division &d, typename E::Word *keys, Total &total) {
   const mh_problem &p = f.p;
   const int64_t size = f.words * PANEL;
-  int status = run_tasks(p.kv_heads * d.panels, p.threads, 0, [&](int64_t task, char *) {
-    const int64_t head = task / d.panels, key = task % d.panels * PANEL;
-    const T *k = static_cast<const T *>(p.k.data) + f.batch * p.k.batch + head * p.k.head + key * p.k.row;
-    pack_keys<E>(k, p.k.row, at_most(PANEL, p.kv_len - key), p.head_dim, keys + task * size);
-  });
+  int status = MH_OK;
+  if (!f.wanted.packed_ready) {
+    status = run_tasks(p.kv_heads * d.panels, p.threads, 0, [&](int64_t task, char *) {
+      const int64_t head = task / d.panels, key = task % d.panels * PANEL;
+      const T *k = static_cast<const T *>(p.k.data) + f.batch * p.k.batch + head * p.k.head + key * p.k.row;
+      pack_keys<E>(k, p.k.row, at_most(PANEL, p.kv_len - key), p.head_dim, keys + task * size);
+    });
+  }
   if (status != MH_OK) return status;
   Cutter counter(nullptr);
   lay_out_block<E>(counter, p, f.wanted, d);
@@ -267,7 +270,7 @@ struct Shared {
   Total total;
 
   Shared(Cutter &cutter, const mh_problem &p, const mh_wanted &w, const mh_found &found, const Division &d)
-      : keys(cutter.take<typename E::Word>(p.kv_heads * d.panels * words_of<E>(p.head_dim) * PANEL)),
+      : keys(cutter.take<typename E::Word>(w.packed ? 0 : p.kv_heads * d.panels * words_of<E>(p.head_dim) * PANEL)),
         words(cutter, p, d.panels), total(cutter, p, w, found, d) {}
 };
 
@@ -289,11 +292,13 @@ int measure(const mh_problem &p, const mh_wanted &w, const mh_found &found) {
   for (int64_t batch = 0; batch < p.batch; batch++) {
     shared.words.fill(p, w, batch, d.panels, &before);
     const KeyWords &k = shared.words;
-    const Facts f{p, w, found, scoring, plain, unit, unit * LOG2E / 2, batch, d.panels, words_of<E>(p.head_dim),
-                  d.block_rows, d.tiles, shared.keys, k.kept, k.sunk, k.sunk_at, w.centers + batch * w.centers_batch,
+    const int64_t words = words_of<E>(p.head_dim), size = p.kv_heads * d.panels * words * PANEL;
+    auto *keys = w.packed ? static_cast<typename E::Word *>(w.packed) + batch * size : shared.keys;
+    const Facts f{p, w, found, scoring, plain, unit, unit * LOG2E / 2, batch, d.panels, words, d.block_rows,
+                  d.tiles, keys, k.kept, k.sunk, k.sunk_at, w.centers + batch * w.centers_batch,
                   w.q_kept ? w.q_kept + batch * w.q_kept_batch : nullptr,
                   w.q_bins ? w.q_bins + batch * w.q_bins_batch : nullptr, k.pieces, k.piece_at};
-    const int status = measure_row<E, T>(f, d, shared.keys, shared.total);
+    const int status = measure_row<E, T>(f, d, keys, shared.total);
     if (status != MH_OK) return status;
   }
   return MH_OK;
