@@ -123,6 +123,13 @@ def ours_rows(options):
     return ours(options, run=Run(rows=ROWS))
 
 
+def ours_in_torch(options):
+    """By the sweep in torch, which runs everywhere; `ours` takes the compiled kernel where there is one."""
+    from multihead.measure import Run
+
+    return ours(options, run=Run(backend="torch"))
+
+
 def our_page(setting, record):
     from multihead.record import CheckupRecord, ModelFacts
     from multihead.report import render_page
@@ -179,6 +186,7 @@ def page_of(tool):
 TOOLS = {
     "plain sdpa": plain,
     "ours": ours,
+    "ours, in torch": ours_in_torch,
     f"ours, rows={ROWS}": ours_rows,
     "output_attentions": from_matrices,
     "BertViz head_view": page_of("BertViz head_view"),

@@ -5,7 +5,9 @@ with grouped heads (Llama, 12 on 4). Every cell of the table (a tool, a model, a
 under a limit of memory and time; running out is a result.
 
     plain sdpa               the forward pass alone
-    ours                     `observe` with every default statistic and the classes of tokens, then the page
+    ours                     `observe` with every default statistic and the classes of tokens, then the page; weights
+                             are measured by the compiled kernel where it was built
+    ours, in torch           the same by the sweep in torch
     ours, rows=512           the same from 512 query rows a layer
     output_attentions        transformers' own way, eager, and the same statistics from the matrices in plain torch
     BertViz head_view, BertViz model_view, inspectus, CircuitsVis (one layer)
@@ -25,24 +27,18 @@ The JSON file is written after every cell; --resume leaves out those it holds, -
 
 import argparse
 import json
-import os
-import platform
 import re
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 import peers
+from apart import in_process, machine, save, versions
 from cell import MODELS, TOOLS
 
 PLAIN, MATRICES = "plain sdpa", "output_attentions"
 PACKAGES = ("multihead", "torch", "transformers", "numpy")
 HERE = Path(__file__).parent
-POLL_S = 0.02
 FINAL = re.compile(r"done|(not run: )?out of")
 """Outcomes that another run would not change."""
 
@@ -89,14 +85,10 @@ def key_of(cell):
 
 def describe(python, options):
     """The machine and the versions."""
-    cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
-    memory = int(re.search(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())[1]) / 2**20
     return {
-        "machine": f"{platform.machine()}, {cpu[1] if cpu else '?'}, {os.cpu_count()} cores, {memory:.0f} GB",
+        "machine": machine(),
         "limits": f"1 thread, fp32, {options.memory:g} GB and {options.seconds:g} s a process",
-        "versions": {"python": platform.python_version()}
-        | {package: version(package) for package in PACKAGES}
-        | (peers.versions(python) if python else {}),
+        "versions": versions(PACKAGES) | (peers.versions(python) if python else {}),
     }
 
 
@@ -117,54 +109,6 @@ def run(cell, cells, python, options):
         result |= {"rounds": 1 if tool in peers.PAGES else rounds}
     print(result["outcome"], f"{result['cpu_s']:.2f} s" if "cpu_s" in result else "", flush=True)
     return result
-
-
-def in_process(command, options):
-    """Run a cell; look at its memory all the time and end it where it takes too much."""
-    start, ended = time.monotonic(), ""
-    # Files: nobody reads a pipe while the cell runs.
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = subprocess.Popen(list(map(str, command)), stdout=out, stderr=err)
-        try:
-            while process.poll() is None and not ended:
-                time.sleep(POLL_S)
-                if resident_gb(process.pid) > options.memory:
-                    ended = "out of memory"
-                elif time.monotonic() - start > options.seconds:
-                    ended = "out of time"
-        finally:
-            process.kill()
-            process.wait()
-        return {"outcome": ended} if ended else outcome(process.returncode, read(out), read(err))
-
-
-def read(file):
-    file.seek(0)
-    return file.read()
-
-
-def outcome(code, out, err):
-    """What a cell that ended by itself tells."""
-    if code == 0:
-        return json.loads(out.splitlines()[-1])
-    # A library may give up in its own way where memory ends.
-    if code in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGKILL) or "bad_alloc" in err:
-        return {"outcome": "out of memory"}
-    return {"outcome": f"failed: {(err.strip().splitlines() or ['no word'])[-1]}"}
-
-
-def resident_gb(pid):
-    try:
-        return int(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]) / 2**20
-    except (OSError, TypeError):  # it has just ended
-        return 0.0
-
-
-def save(path, about, cells):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps({"about": about, "cells": list(cells.values())}, indent=1) + "\n")
-    part.replace(path)
 
 
 def show(about, cells):

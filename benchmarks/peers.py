@@ -12,8 +12,13 @@ PINS = ("bertviz==1.4.1", "inspectus==0.2.0", "circuitsvis==1.43.3")
 NEEDED = ("ipython==9.18.1", "importlib_metadata==10.2.0")
 
 
-def make(folder: Path) -> Path:
+def make(folder: Path, needed=NEEDED, pins=PINS) -> Path:
     """Make the environment, unless it is there; its torch and transformers are those of this interpreter.
+
+    Args:
+        folder: Where.
+        needed: Packages, with what they declare.
+        pins: Packages without it.
 
     Returns:
         Its Python.
@@ -24,10 +29,12 @@ def make(folder: Path) -> Path:
     ask = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     inside = Path(subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip())
     # Its own packages come first, then those beside this interpreter's torch.
-    (inside / "beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    # A folder that is added so has its own .pth files read: those of an editable install.
+    (inside / "beside.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, *NEEDED], check=True)
-    subprocess.run([*pip, "--no-deps", *PINS], check=True)
+    subprocess.run([*pip, *needed], check=True)
+    if pins:
+        subprocess.run([*pip, "--no-deps", *pins], check=True)
     return python
 
 

@@ -257,7 +257,7 @@ class Chunk {
   // Scores of a row become weights; returns the factor of what was summed before.
   float weigh(uint64_t seen, float *scores, Part *part) {
     if (seen == 0) return 1.f;
-    const float by = scoring_.plain ? scoring_.to_log2 * scoring_.sign : scoring_.to_log2;
+    const float by = scoring_.plain ? scoring_.to_log2 * scoring_.sign : 1.f;
     vf top = splat(-INF), sum = {};
     for (int c = 0; c < PANEL; c += W) {
       const vf s = pick(static_cast<uint32_t>(seen >> c), load(scores + c) * by, splat(-INF));
@@ -265,10 +265,10 @@ class Chunk {
       top = vmax(s, top);
     }
     const float before = part->shift, most = max_lane(top), after = most > before ? most : before;
-    const float grow = before == -INF ? 0.f : std::exp2(before - after);
+    const float grow = before == -INF ? 0.f : std::exp2((before - after) * scoring_.span);
     const vf shift = splat(after == -INF ? 0.f : after);
     for (int c = 0; c < PANEL; c += W) {
-      const vf e = exp2v<true>(load(scores + c) - shift);
+      const vf e = exp2v<true>((load(scores + c) - shift) * scoring_.span);
       store(scores + c, e);
       sum += e;
     }
@@ -279,7 +279,8 @@ class Chunk {
 };
 
 // Joins the parts of one row: `stride` floats and parts lie between one chunk and the next.
-inline void join(int64_t chunks, int64_t part_stride, int64_t out_stride, Part *parts, float *out, int64_t width) {
+inline void join(float span, int64_t chunks, int64_t part_stride, int64_t out_stride, Part *parts, float *out,
+                 int64_t width) {
   float shift = -INF;
   for (int64_t n = 0; n < chunks; n++) {
     const float other = parts[n * part_stride].shift;
@@ -288,7 +289,7 @@ inline void join(int64_t chunks, int64_t part_stride, int64_t out_stride, Part *
   float sum = 0.f;
   for (int64_t n = 0; n < chunks; n++) {
     const Part part = parts[n * part_stride];
-    const float factor = part.sum == 0.f ? 0.f : std::exp2(part.shift - shift);
+    const float factor = part.sum == 0.f ? 0.f : std::exp2((part.shift - shift) * span);
     sum += part.sum * factor;
     float *from = out + n * out_stride;
     for (int64_t c = 0; c < width; c += W) {
@@ -322,10 +323,10 @@ int decode(const mh_problem &p, const mh_tensor &out, float *lse) {
   if (status != MH_OK) return status;
   for (int64_t at = 0; at < pairs * rows; at++) {
     const int64_t pair = at / rows, r = at % rows, first = pair * chunks * rows + r;
-    if (chunks > 1) join(chunks, rows, rows * width, parts + first, sums + first * width, width);
+    if (chunks > 1) join(scoring.span, chunks, rows, rows * width, parts + first, sums + first * width, width);
     const int64_t batch = pair / p.kv_heads, head = pair % p.kv_heads * group + r / p.q_len, row = r % p.q_len;
     const Part part = parts[first];
-    const Settled settled = settle(part.sum, part.sum, part.shift, p.sinks ? &p.sinks[head] : nullptr);
+    const Settled settled = settle(part.sum, part.sum, scoring.natural(part.shift), p.sinks ? &p.sinks[head] : nullptr);
     write_row(sums + first * width, settled.factor, p.v_head_dim,
               static_cast<T *>(out.data) + batch * out.batch + head * out.head + row * out.row);
     if (lse) lse[(batch * p.heads + head) * p.q_len + row] = settled.lse;

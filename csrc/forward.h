@@ -17,7 +17,7 @@ constexpr float SLACK = 8.f;  // powers of 2 by which a score may exceed the row
 // The running state of MR rows.
 struct Rows {
   float *limit;  // a score above it raises the shift
-  float *shift;  // what is taken off the scores, in powers of 2; -inf before the first
+  float *shift;  // what is taken off the scores, in units of Scoring; -inf before the first
   vf *sum;       // of weights, by lane
   vf *rounded;   // of weights as they are multiplied with values (Pairs)
   float *out;    // (MR, width)
@@ -42,7 +42,8 @@ struct Weights {
 
 // Rows whose scores exceed their limit get a new shift.
 template <class E, int N>
-__attribute__((noinline)) void raise(const vf (&most)[MR], float to_log2, int at, Rows &rows, Weights<E> &weights) {
+__attribute__((noinline)) void raise(const vf (&most)[MR], const Scoring &scoring, int at, Rows &rows,
+                                     Weights<E> &weights) {
   if (!weights.raised) {
     for (int r = 0; r < MR; r++) weights.grow[r] = 1.f;
     weights.raised = true;
@@ -50,9 +51,9 @@ __attribute__((noinline)) void raise(const vf (&most)[MR], float to_log2, int at
   for (int r = 0; r < MR; r++) {
     if (!any_above(most[r], splat(rows.limit[r]))) continue;
     const float top = max_lane(most[r]);
-    const float before = rows.shift[r], after = top * to_log2;
-    const float factor = before == -INF ? 0.f : std::exp2(before - after);
-    rows.limit[r] = top + SLACK / to_log2;
+    const float before = rows.shift[r], after = top * scoring.to_shift;
+    const float factor = before == -INF ? 0.f : std::exp2((before - after) * scoring.span);
+    rows.limit[r] = top + SLACK / scoring.to_log2;
     rows.shift[r] = after;
     rows.sum[r] = rows.sum[r] * factor;
     weights.grow[r] *= factor;
@@ -81,13 +82,15 @@ MH_INLINE void weigh(const Tile<E> &tile, const Scoring &scoring, int at, Rows &
     most[r] = top;
     above |= any_above(top, splat(rows.limit[r]));
   });
-  if (__builtin_expect(above, 0)) raise<E, N>(most, scoring.to_log2, at, rows, weights);
+  if (__builtin_expect(above, 0)) raise<E, N>(most, scoring, at, rows, weights);
   const vf to_log2 = splat(scoring.to_log2);
   each<MR>([&](auto r) __attribute__((always_inline)) {
     const vf shift = splat(rows.shift[r] == -INF ? 0.f : rows.shift[r]);
     vf sum = rows.sum[r], e[N];
     each<N>([&](auto c) __attribute__((always_inline)) {
-      e[c] = exp2v<std::is_same_v<E, Single>>(fms(acc[r][c], to_log2, shift));
+      // With a bias the shift comes off first: scores may be so low that to_log2 times them is no number any more.
+      const vf t = PLAIN ? fms(acc[r][c], to_log2, shift) : (acc[r][c] - shift) * to_log2;
+      e[c] = exp2v<std::is_same_v<E, Single>>(t);
       sum += e[c];
     });
     rows.sum[r] = sum;

@@ -11,12 +11,13 @@ struct Kernels {
   int64_t (*packed_bytes)(const mh_problem &problem);
 };
 
+// Weak: the address is null where a variant was not compiled in.
 #if defined(__x86_64__)
-namespace avx2 { extern const Kernels kernels; }
-namespace avx512 { extern const Kernels kernels; }
-namespace avx512_bf16 { extern const Kernels kernels; }
+namespace avx2 { extern const Kernels kernels __attribute__((weak)); }
+namespace avx512 { extern const Kernels kernels __attribute__((weak)); }
+namespace avx512_bf16 { extern const Kernels kernels __attribute__((weak)); }
 #elif defined(__aarch64__)
-namespace neon { extern const Kernels kernels; }
+namespace neon { extern const Kernels kernels __attribute__((weak)); }
 #endif
 
 }  // namespace mh

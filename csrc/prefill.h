@@ -161,7 +161,7 @@ class Task {
     T *out = static_cast<T *>(out_.data) + batch_ * out_.batch + head(g) * out_.head + row * out_.row;
     const float sum = sum_lanes(room_.sum[at]);
     const float over = std::is_same_v<E, Pairs> ? sum_lanes(room_.rounded[at]) : sum;
-    const Settled settled = settle(sum, over, room_.shift[at], p_.sinks ? &p_.sinks[head(g)] : nullptr);
+    const Settled settled = settle(sum, over, scoring_.natural(room_.shift[at]), p_.sinks ? &p_.sinks[head(g)] : nullptr);
     write_row(held, settled.factor, p_.v_head_dim, out);
     if (lse_) lse_[(batch_ * p_.heads + head(g)) * p_.q_len + row] = settled.lse;
   }

@@ -102,6 +102,8 @@ struct Scoring {
   float sign;         // goes into the queries
   float scale;        // of products, natural units
   float to_log2;      // from what `finish` leaves to powers of 2
+  float to_shift;     // from there to the units of shifts: powers of 2 if plain, else natural ones
+  float span;         // from those to powers of 2
   float softcap, inverse_cap;
 
   explicit Scoring(const mh_problem &p) {
@@ -110,9 +112,13 @@ struct Scoring {
     sign = p.scale < 0.f ? -1.f : p.scale > 0.f ? 1.f : 0.f;
     scale = size > 0.f ? size : 1.f;
     to_log2 = plain ? scale * LOG2E : LOG2E;
+    to_shift = plain ? to_log2 : 1.f;
+    span = plain ? 1.f : LOG2E;
     softcap = p.softcap;
     inverse_cap = p.softcap > 0.f ? 1.f / p.softcap : 0.f;
   }
+
+  double natural(float shift) const { return shift * (plain ? 0.69314718055994530942 : 1.0); }
 
   // Scores in natural units; bias as `Adjust::fill` leaves it, from the tile's first key on.
   template <int N>

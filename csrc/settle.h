@@ -10,17 +10,16 @@ struct Settled {
   float factor, lse;
 };
 
-// `sum` of 2^(score - shift) in powers of 2, `over` the same of the weights as they were multiplied with values. Without
+// `sum` of exp(score - shift), `over` the same of the weights as they were multiplied with values. Without
 // a key: 0, and -inf or what the sink gives. A sink is a key more, whose value is 0.
-inline Settled settle(float sum, float over, float shift, const float *sink) {
-  const double ln2 = 0.69314718055994530942;
+inline Settled settle(float sum, float over, double shift, const float *sink) {
   if (!sink) {
     if (sum == 0.f) return {0.f, -INF};
-    return {1.f / over, static_cast<float>(shift * ln2 + std::log(static_cast<double>(sum)))};
+    return {1.f / over, static_cast<float>(shift + std::log(static_cast<double>(sum)))};
   }
   const double logit = static_cast<double>(*sink);
   if (sum == 0.f) return {0.f, *sink};
-  const double keys = shift * ln2 + std::log(static_cast<double>(sum));
+  const double keys = shift + std::log(static_cast<double>(sum));
   const double top = keys > logit ? keys : logit;
   const double lse = top == -INF ? top : top + std::log(std::exp(keys - top) + std::exp(logit - top));
   return {static_cast<float>(std::exp(keys - lse) / over), static_cast<float>(lse)};

@@ -38,7 +38,7 @@ constexpr bool HAS_PAIRS = false;
 typedef float vf __attribute__((vector_size(4 * W)));
 typedef int32_t vi __attribute__((vector_size(4 * W)));
 typedef uint32_t vu __attribute__((vector_size(4 * W)));
-typedef float vf_unaligned __attribute__((vector_size(4 * W), aligned(4), may_alias));
+typedef float vf_unaligned __attribute__((vector_size(4 * W), aligned(2), may_alias));  // halves are loaded by it too
 typedef uint16_t vh __attribute__((vector_size(2 * W)));
 typedef uint16_t vh_unaligned __attribute__((vector_size(2 * W), aligned(2), may_alias));
 

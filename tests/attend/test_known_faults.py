@@ -11,17 +11,13 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from attend.oracle import attend_slowly, full, near, qkv
-from built import NATIVE, needs_kernel
+from built import NATIVE
 from multihead.attend import Softmax, attention, attention_lse, explain_backend, make_problem
 from multihead.error import MultiheadError
 from multihead.pattern import band, causal, padding, sliding_window
 
 BACKENDS = ["sdpa", "tiled", "reference"]
 every_backend = pytest.mark.parametrize("backend", [NATIVE, *BACKENDS])
-NATIVE_LOWEST = pytest.param(
-    "native",
-    marks=[needs_kernel, pytest.mark.xfail(strict=False, reason="a row of lowest numbers is empty to the kernel")],
-)
 every_trained = pytest.mark.parametrize("backend", BACKENDS)
 
 
@@ -54,7 +50,7 @@ def test_02_a_head_that_sees_nothing_leaves_the_others_alone(backend):
     assert not attended.weights()[:, 1].any()
 
 
-@pytest.mark.parametrize("backend", [NATIVE_LOWEST, *BACKENDS])
+@pytest.mark.parametrize("backend", [NATIVE, *BACKENDS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_03_a_forbidden_row_as_mask_as_infinity_and_as_lowest_number(backend, dtype):
     q, k, v = qkv(dtype=dtype)

@@ -15,8 +15,6 @@ BACKENDS = [backend.NAME for backend in (*AUTOMATIC, *BY_NAME)]
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_backend(backend, name, seed):
-    if backend == "native" and name == "bias: lowest number for a row":
-        pytest.xfail("a row of lowest numbers is empty to the kernel")
     if backend == "native" and load() is None:
         pytest.skip(str(why_none()))
     results = check_case(find(backend), CASES[name], seed=seed % 2**31)

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from multihead.attend.choose import Explanation, choose, explain
+from multihead.attend.compiled import traced
 from multihead.attend.normaliser import Normaliser
 from multihead.attend.problem import ALL, Index, PositionBias, Problem, make_problem
 from multihead.error import MultiheadError
@@ -117,6 +118,19 @@ def attention(  # noqa: PLR0913 - the one public signature with every part of th
         >>> attention(q, k, v, mask=causal()).shape
         torch.Size([2, 8, 10, 64])
     """
+    if torch.compiler.is_compiling() and dropout == 0:
+        return traced(
+            q,
+            k,
+            v,
+            mask=mask,
+            bias=bias,
+            scale=scale,
+            softcap=softcap,
+            normaliser=normaliser,
+            q_offset=q_offset,
+            backend=backend,
+        )
     make = partial(
         make_problem,
         q,

@@ -9,13 +9,14 @@ from contextvars import ContextVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from multihead.attend.lowering import bias_parts, mask_parts, sink_logits
 from multihead.attend.normaliser import Softmax
 from multihead.attend.problem import Problem
 from multihead.attend.table import kind_of, prefers
 from multihead.native import NOT_BUILT, Library, Variant, load, why_none
-from multihead.native.ops import DTYPES, WIDEST, native_forward
+from multihead.native.ops import DTYPES, WIDEST, unrecorded
 
 NAME = "native"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -50,8 +51,7 @@ def why_not(problem: Problem) -> list[str]:
     if problem.q.dtype not in DTYPES:
         dtype = str(problem.q.dtype).removeprefix("torch.")
         reasons.append(f"it has float32, bfloat16 and float16, not {dtype}")
-    if torch.is_grad_enabled() and _trained(problem):
-        reasons.append("it gives no gradients yet")
+    reasons += _differentiated(problem)
     if problem.dropout > 0:
         reasons.append("it has no dropout yet")
     if not isinstance(problem.normaliser, Softmax):
@@ -63,6 +63,15 @@ def why_not(problem: Problem) -> list[str]:
         reasons.append(f"{told}: {_BUILD}" if told == NOT_BUILT else str(told))
     elif problem.q.dtype == torch.bfloat16 and library.has_amx():
         reasons.append("bfloat16 is left to PyTorch's kernels where the processor has AMX tiles, which this lacks")
+    return reasons
+
+
+def _differentiated(problem: Problem) -> list[str]:
+    """What is asked besides the numbers themselves. That a transform is at work torch tells by no public name."""
+    reasons = ["it gives no gradients yet"] * (torch.is_grad_enabled() and _trained(problem))
+    forward = forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
+    if forward or torch._C._are_functorch_transforms_active():  # pyright: ignore[reportPrivateUsage]
+        reasons.append("it has no forward-mode derivatives (jvp) and no vmap")
     return reasons
 
 
@@ -118,7 +127,7 @@ def asked(library: Library) -> tuple[Variant, int]:
 
 
 def _gaps(x: Tensor) -> bool:
-    return x.stride(3) != 1 and x.shape[3] > 1
+    return x.stride(3) != 1 and x.shape[3] > 1 and x.numel() > 0
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -126,7 +135,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor]:
     q, k, v = (x.contiguous() if _gaps(x) else x for x in (problem.q, problem.k, problem.v))
     bias = None if problem.bias is None else bias_parts(problem)
     variant, threads = _FORCED.get()
-    return native_forward(
+    return unrecorded(
         q,
         k,
         v,

@@ -117,8 +117,11 @@ def why_none() -> str | None:
     return loaded if isinstance(loaded, str) else None
 
 
-@cache
-def _loaded() -> Library | str:
+_loaded = cache(lambda: find())
+
+
+def find() -> Library | str:
+    """The kernel that was installed with this package, opened afresh, or why there is none to use."""
     # Not beside this file: an editable install keeps the library where packages are, and the sources where they were.
     file = resources.files("multihead.native") / FILE
     return open_library(file) if isinstance(file, Path) and file.is_file() else NOT_BUILT

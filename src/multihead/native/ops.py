@@ -5,9 +5,9 @@ before it computes. It changes nothing it is given.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from multihead.error import MultiheadError
@@ -27,25 +27,26 @@ _OPERATORS.define(
 
 
 def _forward(  # noqa: PLR0913 - everything of one call, as the kernel takes it
-    q: Float[Tensor, "batch heads q_len head_dim"],
-    k: Float[Tensor, "batch kv_heads kv_len head_dim"],
-    v: Float[Tensor, "batch kv_heads kv_len v_head_dim"],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     mask: Sequence[Tensor | None],
     bias: Sequence[Tensor | None],
-    sinks: Float[Tensor, " heads"] | None,
+    sinks: Tensor | None,
     scale: float,
     softcap: float,
     q_offset: int,
     table_first: int,
     threads: int,
     variant: int,
-) -> tuple[Float[Tensor, "batch heads q_len v_head_dim"], Float[Tensor, "batch heads q_len"]]:
+) -> tuple[Tensor, Tensor]:
     """`softmax(mask(softcap(scale * q @ k.T) + bias)) @ v` and the log-sum-exp of each row, on the CPU.
 
     Args:
-        q: Queries; columns must follow one another, all other strides are free. So for k and v.
-        k: Keys.
-        v: Values, of the dtype of q and k: float32, bfloat16 or float16.
+        q: Queries (batch, heads, q_len, head_dim); columns must follow one another, all other strides are free. So for
+            k and v.
+        k: Keys (batch, kv_heads, kv_len, head_dim).
+        v: Values (batch, kv_heads, kv_len, v_head_dim), of the dtype of q and k: float32, bfloat16 or float16.
         mask: What pairs must satisfy, each part or None, or nothing at all: window (batch | 1, heads | 1, 2) int64,
             q_ids (batch | 1, q_len) int32, k_ids (batch | 1, kv_len) int32, keep (batch | 1, kv_len) bool, dense
             (batch | 1, heads | 1, q_len | 1, kv_len | 1) bool, tile_class (batch | 1, heads | 1, q_tiles, k_tiles)
@@ -62,14 +63,13 @@ def _forward(  # noqa: PLR0913 - everything of one call, as the kernel takes it
         variant: One of `Variant`; 0 is the best one for this processor.
 
     Returns:
-        Output in the dtype of q, and log-sum-exp in float32: 0 and -inf in rows without a key.
+        Output (batch, heads, q_len, v_head_dim) in the dtype of q, and log-sum-exp (batch, heads, q_len) in float32: 0
+        and -inf in rows without a key.
 
     Raises:
         MultiheadError: If the arguments do not fit together, a gradient is asked for, or there is no compiled kernel.
     """
     library = _library()
-    if torch.is_grad_enabled():
-        _refuse_gradients([q, k, v, *mask, *bias, sinks])
     _check_inputs(q, k, v)
     out, lse = _blank(q, v)
     given = (scale, softcap, q_offset, table_first)
@@ -125,6 +125,8 @@ def pack_problem(
         _fill_mask(problem.mask, mask, sizes)
     if bias:
         _fill_bias(problem.bias, bias, table_first, sizes)
+    if 0 in sizes:  # a part may have no numbers, and so no address, and there is no pair for it to speak of
+        problem.mask, problem.bias = CMask(), CBias()
     problem.sinks = _address("sinks", sinks, torch.float32, (heads,))
     return problem
 
@@ -165,7 +167,7 @@ def _check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
             "q, k and v of one dtype: float32, bfloat16 or float16", f"q {q.dtype}, k {k.dtype}, v {v.dtype}"
         )
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.stride(3) != 1 and x.shape[3] > 1:
+        if x.stride(3) != 1 and x.shape[3] > 1 and x.numel() > 0:
             raise _refused(f"{name} whose columns follow one another", f"a stride of {x.stride(3)} between them")
 
 
@@ -217,7 +219,7 @@ def _fill_bias(c: CBias, parts: Sequence[Tensor | None], first: int, sizes: tupl
     heads = sizes[1]
     c.slopes = _address("slopes", slopes, torch.float32, (heads,))
     if table is not None:
-        c.table = _address("table", table, torch.float32, (heads, table.shape[-1] if table.ndim else 0))
+        c.table = _address("table", table, torch.float32, (heads, max(table.shape[-1], 1) if table.ndim else 1))
         c.table_first, c.table_len = first, table.shape[1]
     if dense is not None:
         _check("dense bias", dense, tuple(DTYPES), sizes)
@@ -240,7 +242,7 @@ def _line(name: str, part: Tensor | None, dtype: torch.dtype, shape: tuple[int, 
     if part is None:
         raise _refused("ids of queries and of keys together", f"no {name}")
     _check(name, part, (dtype,), shape)
-    if part.stride(1) != 1 and part.shape[1] > 1:
+    if part.stride(1) != 1 and part.shape[1] > 1 and part.numel() > 0:
         raise _refused(f"{name} whose numbers follow one another", f"a stride of {part.stride(1)} between them")
     return part.data_ptr(), 0 if part.shape[0] == 1 else part.stride(0)
 
@@ -279,16 +281,26 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, *others: object) -> tuple[Tensor, Ten
     return _blank(q, v)
 
 
-def _refuse_gradients(given: Sequence[Tensor | None]) -> None:
-    if any(part is not None and part.requires_grad for part in given):
+def _without_gradients(*given: Any) -> tuple[Tensor, Tensor]:
+    """The operator where torch would record it: refused, before anything is computed that would have no gradient."""
+    listed = [part for one in given for part in (one if isinstance(one, list | tuple) else [one])]
+    if torch.is_grad_enabled() and any(isinstance(part, Tensor) and part.requires_grad for part in listed):
         raise MultiheadError(
             asked="gradients through torch.ops.multihead.native_forward",
             arrived="tensors that require a gradient",
             remedy='call it under torch.no_grad(), or multihead.attention with backend="auto", which finds one that '
             "has gradients",
         )
+    return unrecorded(*given)
+
+
+def unrecorded(*given: Any) -> tuple[Tensor, Tensor]:
+    """The operator for tensors that no gradient is asked of: spares the question."""
+    with torch._C._AutoDispatchBelowAutograd():  # pyright: ignore[reportPrivateUsage] - it has no public name
+        return native_forward(*given)
 
 
 _OPERATORS.impl("native_forward", _forward, "CPU")
+_OPERATORS.impl("native_forward", _without_gradients, "Autograd")
 torch.library.register_fake("multihead::native_forward", _fake, lib=_OPERATORS)
 native_forward = torch.ops.multihead.native_forward.default

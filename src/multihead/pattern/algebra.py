@@ -76,7 +76,8 @@ class Pattern(Shown):
         merged_heads([part.heads for part in parts])
         if len(parts) < 2:
             return parts[0] if parts else rule.neutral
-        if rule.absorbing in parts or any(~part in parts for part in parts):
+        # Called by its name, as torch.compile does not follow the sign.
+        if rule.absorbing in parts or any(part.__invert__() in parts for part in parts):
             # The set is constant, but a part that states a batch, heads or a length stays: its checks must not vanish.
             kept = [part for part in parts if part != rule.absorbing and not part._free()]
             return rule.kind((rule.absorbing, *kept)) if kept else rule.absorbing

@@ -2,6 +2,7 @@
 
 from multihead.testing.backend import BackendReport, CaseResult, check_backend, check_case
 from multihead.testing.case import Case, Draw, Sizes, standard_cases
+from multihead.testing.chance import random_pattern, random_problem
 from multihead.testing.strategies import patterns, problems
 
 __all__ = [
@@ -14,5 +15,7 @@ __all__ = [
     "check_case",
     "patterns",
     "problems",
+    "random_pattern",
+    "random_problem",
     "standard_cases",
 ]
