@@ -160,9 +160,7 @@ class Packed:
         self.ready = False
 
 
-def find(
-    library: Library, problem: CProblem, wanted: Wanted, *, gram: bool, packed: Packed | None = None
-) -> Found:
+def find(library: Library, problem: CProblem, wanted: Wanted, *, gram: bool, packed: Packed | None = None) -> Found:
     """Take the statistics of some rows of a call.
 
     Args:
