@@ -166,6 +166,7 @@ def open_library(path: Path) -> Library | str:
 
 def _declare(c: ctypes.CDLL) -> None:
     c.mh_forward.argtypes = [ctypes.POINTER(CProblem), ctypes.POINTER(CTensor), ctypes.c_void_p]
+    c.mh_packed_bytes.restype = ctypes.c_int64
     for text in (c.mh_status_text, c.mh_variant_name):
         text.argtypes = [ctypes.c_int]
         text.restype = ctypes.c_char_p
