@@ -149,9 +149,10 @@ def test_a_file_that_is_no_kernel_is_named(tmp_path):
     [
         ("int mh_abi(void) { return 77; }", "compiled kernel has interface 77, this package"),
         ("int other(void) { return 0; }", "compiled kernel cannot be loaded: "),
+        (f"int mh_abi(void) {{ return {abi.ABI}; }}", "undefined symbol: mh_forward"),
         (
             f"int mh_abi(void) {{ return {abi.ABI}; }} int mh_variants(void) {{ return 0; }}"
-            "int mh_forward, mh_status_text, mh_variant_name;",
+            "int mh_forward, mh_status_text, mh_variant_name, mh_packed_bytes;",
             "compiled kernel has no variant for this processor",
         ),
     ],

@@ -17,8 +17,8 @@ WATCHED = os.environ | {"ASAN_OPTIONS": "exitcode=3:detect_leaks=1", "UBSAN_OPTI
 
 @pytest.fixture(scope="module")
 def quick():
-    # The best one: it has the most code of its own. The others, and more checks, are for the slow test.
-    variant = load().best_variant().name.lower()
+    # The variant that compiles fastest. The others, which take minutes, and more checks are for the slow test.
+    variant = load().variants()[0].name.lower()
     return build("quick", "-DMULTIHEAD_SANITIZE=quick", f"-DMULTIHEAD_VARIANTS={variant}")
 
 

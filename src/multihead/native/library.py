@@ -155,11 +155,11 @@ def open_library(path: Path) -> Library | str:
     try:
         c = ctypes.CDLL(str(path))
         abi = int(c.mh_abi())
-    except (OSError, AttributeError) as fault:
+        if abi != ABI:
+            return f"compiled kernel has interface {abi}, this package {ABI}: install multihead again"
+        _declare(c)
+    except (OSError, AttributeError) as fault:  # no library, or one without a function that is needed
         return f"compiled kernel cannot be loaded: {fault}"
-    if abi != ABI:
-        return f"compiled kernel has interface {abi}, this package {ABI}: install multihead again"
-    _declare(c)
     library = Library(path=path, c=c)
     return library if library.variants() else "compiled kernel has no variant for this processor"
 
