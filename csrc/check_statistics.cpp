@@ -69,6 +69,7 @@ int check_wanted(const mh_problem &p, const mh_wanted *wanted, const mh_found *f
   if (int status = check_bins(w.q_bins, p.batch, w.q_bins_batch, w.row_count, 0, w.bins)) return status;
   if (int status = check_bins(w.k_bins, p.batch, w.k_bins_batch, p.kv_len, -1, w.bins)) return status;
   if (int status = check_pairs(p, w)) return status;
+  if (!aligned(w.packed, 64) || (w.packed_ready && !w.packed)) return MH_BAD_POINTER;
   if (w.sunk && !found->sunk_weights) return MH_BAD_POINTER;
   for (const void *made : {static_cast<const void *>(found->sees), static_cast<const void *>(found->sees_sunk),
                            static_cast<const void *>(found->top_key), static_cast<const void *>(found->pair_seen),

@@ -52,6 +52,12 @@ int mh_statistics(const mh_problem *problem, const mh_wanted *wanted, const mh_f
   return kernels->statistics(*problem, *wanted, *found);
 }
 
+int64_t mh_packed_bytes(const mh_problem *problem) {
+  if (mh::check_problem(problem) != MH_OK) return -1;
+  const Kernels *kernels = kernels_for(problem->variant);
+  return kernels ? kernels->packed_bytes(*problem) : -1;
+}
+
 int mh_variants(void) {
   int found = 0;
   for (int variant = MH_AVX2; variant <= MH_NEON; variant++)

@@ -8,6 +8,7 @@ namespace mh {
 struct Kernels {
   int (*forward)(const mh_problem &problem, const mh_tensor &out, float *lse);
   int (*statistics)(const mh_problem &problem, const mh_wanted &wanted, const mh_found &found);
+  int64_t (*packed_bytes)(const mh_problem &problem);
 };
 
 // Weak: the address is null where a variant was not compiled in.

@@ -66,6 +66,9 @@ typedef struct mh_wanted {
   const mh_pairs *pairs;
   int64_t pair_sets;           /* at most 64 */
   int64_t least;
+  void *packed;                /* memory for keys as the kernel reads them, mh_packed_bytes, or NULL */
+  int32_t packed_ready;        /* 1: an earlier call with the same keys and variant has filled it */
+  int32_t reserved;
 } mh_wanted;
 
 /* Each may be NULL: then it is not told. All are contiguous; "rows" are those looked at. */
@@ -93,6 +96,8 @@ typedef struct mh_found {
 } mh_found;
 
 MH_API int mh_statistics(const mh_problem *problem, const mh_wanted *wanted, const mh_found *found);
+/* Bytes of `packed`, at a multiple of 64; -1 where the problem is refused. Calls for other rows then need not pack again. */
+MH_API int64_t mh_packed_bytes(const mh_problem *problem);
 MH_API int mh_statistics_abi(void);
 
 #ifdef __cplusplus

@@ -1,8 +1,9 @@
 // From scores to weights and their sums over each row.
 //
-// Kept scores become roots of weights, relative to the row's largest score: e = 2^((score - ref) / 2) log2(e), e * e / Z
-// is the weight and Z the sum over the row. Sums run over keys in their order; where a row passes from one octave of
-// distances into the next, what was summed so far goes to the octave behind it.
+// What is kept is e = exp((score - ref) / 2), the root of a weight but for the row's factor: e * e / Z is the weight, Z the
+// sum over the row. The reference is the largest score met so far, give or take 2^8; where it is raised all that was
+// summed and kept is scaled. Sums run over keys in their order; where a row passes from one octave of distances into the
+// next, what was summed so far goes to the octave behind it. What happens in a row depends on that row alone.
 #pragma once
 
 #include "stash.h"
@@ -10,6 +11,7 @@
 namespace mh {
 namespace MH_VARIANT {
 
+constexpr float SLACK = 8.f;           // powers of 2 by which a weight may exceed the reference
 constexpr float LOWEST = -120.f;       // 2^LOWEST is 0 once it is squared
 constexpr float UNSEEN = -1e30f;       // largest score of a row that sees no key
 constexpr int BACK = MH_OCTAVES;       // the segment of distances 0 to 15, the next one is that of -1 to -15
@@ -52,20 +54,38 @@ class Spread {
  public:
   Spread(const Facts &f, Block<E> &b, int64_t head) : f_(f), b_(b), head_(head) {}
 
-  void run() {
-    for (int64_t r = 0; r < b_.rows; r++) begin(r);
-    for (int64_t index = b_.from; index < b_.to; index++) {
-      for (int64_t tile = 0; tile < f_.tiles; tile++) {
-        if (!b_.kind(f_, head_, index, tile)) continue;
-        const int64_t end = at_most((tile + 1) * MR, b_.rows);
-        for (int64_t r = tile * MR; r < end; r++) {
-          const uint64_t strange = b_.allowed[index * f_.block_rows + r] & ~f_.kept[index];
-          if ((strange | f_.sunk[index]) != 0) mixed(index, r, strange);
-          else plain(index, r);
-        }
-      }
+  void begin(int64_t r) {
+    b_.peak[r] = b_.ref[r] = b_.limit[r] = -INF;
+    b_.top_key[r] = b_.sees[r] = b_.sees_sunk[r] = 0;
+    b_.mass[r] = b_.level[r] = b_.square[r] = b_.reach[r] = vf{};
+    b_.pad[r] = b_.sunk[r] = b_.sunk_level[r] = b_.back[r] = 0.f;
+    std::memset(b_.segments + r * SEGMENTS, 0, sizeof(float) * SEGMENTS);
+    int segment = 0;
+    while (segment_start(center(r), segment + 1) <= b_.from * PANEL) segment++;
+    b_.segment[r] = segment;
+    b_.edge[r] = segment_start(center(r), segment + 1);
+  }
+
+  // A row and a panel: which keys it may see, their scores and the largest of each lane.
+  MH_INLINE void add(int64_t index, int64_t r, uint64_t allowed, const float *scores, vf most) {
+    const uint64_t kept = f_.kept[index], sunk = f_.sunk[index], strange = allowed & ~kept;
+    b_.sees[r] += __builtin_popcountll(allowed & kept);
+    if (__builtin_expect(any_above(most, splat(b_.peak[r])), 0)) meet_larger(index, r, allowed, scores, most);
+    if (__builtin_expect((strange | sunk) != 0, 0)) return mixed(index, r, allowed, scores);
+    if (__builtin_expect(b_.ref[r] == -INF, 0)) return nothing(index, r);
+    plain(index, r, scores);
+  }
+
+  void end(int64_t r) {
+    const int segment = b_.segment[r];
+    float *segments = b_.segments + r * SEGMENTS;
+    segments[segment] += sum_of(b_.mass[r]);
+    float ahead = sum_of(b_.reach[r]);
+    if (segment <= BACK) {
+      b_.back[r] = ahead;
+      ahead = 0.f;
     }
-    for (int64_t r = 0; r < b_.rows; r++) end(r);
+    settle(r, content_of(r), static_cast<double>(ahead));
   }
 
  private:
@@ -76,31 +96,58 @@ class Spread {
   int64_t center(int64_t r) const { return f_.centers[b_.first + r]; }
   float logit() const { return f_.p.sinks ? f_.p.sinks[head_] : -INF; }
 
-  // The reference is the largest of all that takes part; the first key with the largest score is found.
-  void begin(int64_t r) {
-    const float peak = max_lane(b_.top[r]), sink = logit() / f_.unit;
-    float ref = peak > b_.pad_top[r] ? peak : b_.pad_top[r];
-    ref = sink > ref ? sink : ref;
-    b_.ref[r] = ref == -INF ? 0.f : ref;
-    b_.top_key[r] = peak == -INF ? 0 : first_key(r, peak);
-    b_.mass[r] = b_.level[r] = b_.square[r] = b_.reach[r] = vf{};
-    b_.pad[r] = b_.sunk[r] = b_.sunk_level[r] = b_.back[r] = 0.f;
-    std::memset(b_.segments + r * SEGMENTS, 0, sizeof(float) * SEGMENTS);
-    int segment = 0;
-    while (segment_start(center(r), segment + 1) <= b_.from * PANEL) segment++;
-    b_.segment[r] = segment;
-    b_.edge[r] = segment_start(center(r), segment + 1);
+  double content_of(int64_t r) const {
+    double sum = 0.0;
+    for (int s = 0; s < SEGMENTS; s++) sum += static_cast<double>(b_.segments[r * SEGMENTS + s]);
+    return sum;
   }
 
-  int32_t first_key(int64_t r, float peak) const {
-    int32_t panel = INT32_MAX;
-    for (int i = 0; i < W; i++)
-      if (b_.top[r][i] == peak && b_.top_panel[r][i] < panel) panel = b_.top_panel[r][i];
-    const uint64_t visible = b_.allowed[panel * f_.block_rows + r] & f_.kept[panel];
-    const float *line = b_.line(f_, head_, panel, r);
-    int j = 0;
-    while (j < PANEL - 1 && !(line[j] == peak && (visible >> j & 1))) j++;
-    return panel * PANEL + j;
+  // A score exceeds all that the row has met; the first key with the largest one is found.
+  __attribute__((noinline)) void meet_larger(int64_t index, int64_t r, uint64_t allowed, const float *scores, vf most) {
+    const uint64_t visible = allowed & f_.kept[index];
+    const vf counts = visible == allowed ? most : largest_of(scores, visible);
+    if (any_above(counts, splat(b_.peak[r]))) {
+      b_.peak[r] = max_lane(counts);
+      int j = 0;
+      while (j < PANEL - 1 && !(scores[j] == b_.peak[r] && (visible >> j & 1))) j++;
+      b_.top_key[r] = static_cast<int32_t>(index * PANEL + j);
+    }
+    if (any_above(most, splat(b_.limit[r]))) raise(index, r, max_lane(most));
+  }
+
+  void raise(int64_t index, int64_t r, float ref) {
+    const float before = b_.ref[r];
+    b_.ref[r] = ref;
+    b_.limit[r] = ref + SLACK / (2.f * f_.half_log2);
+    if (before == -INF) return;
+    const float by = ref - before, root = std::exp2((before - ref) * f_.half_log2), factor = root * root;
+    const float content = static_cast<float>(content_of(r)) + sum_of(b_.mass[r]);
+    b_.level[r][0] -= by * content;
+    b_.level[r] = b_.level[r] * factor;
+    b_.mass[r] = b_.mass[r] * factor;
+    b_.reach[r] = b_.reach[r] * factor;
+    b_.square[r] = b_.square[r] * factor * factor;
+    for (int s = 0; s < SEGMENTS; s++) b_.segments[r * SEGMENTS + s] *= factor;
+    b_.back[r] *= factor;
+    b_.pad[r] *= factor;
+    b_.sunk_level[r] = (b_.sunk_level[r] - by * b_.sunk[r]) * factor;
+    b_.sunk[r] *= factor;
+    for (int64_t place = f_.sunk_at[0]; place < f_.sunk_at[index]; place++) *sunk_weight(place, r) *= factor;
+    for (int64_t panel = b_.from; panel < index; panel++) {
+      if (!b_.kind(f_, head_, panel, r / MR)) continue;
+      float *line = b_.line(f_, head_, panel, r);
+      for (int c = 0; c < VECTORS; c++) store(line + c * W, load(line + c * W) * root);
+    }
+  }
+
+  float *sunk_weight(int64_t place, int64_t r) const {
+    return f_.found.sunk_weights + (place * f_.p.heads + head_) * f_.wanted.row_count + b_.first + r;
+  }
+
+  // A row that has met no key yet.
+  void nothing(int64_t index, int64_t r) {
+    float *line = b_.line(f_, head_, index, r);
+    for (int c = 0; c < VECTORS; c++) store(line + c * W, vf{});
   }
 
   // Adds weights to the sums of the row's current segment: their mass, and mass times distance. `p` points at VECTORS.
@@ -116,12 +163,12 @@ class Spread {
   }
 
   // A row and a panel that holds content alone.
-  MH_INLINE void plain(int64_t index, int64_t r) {
+  MH_INLINE void plain(int64_t index, int64_t r, const float *scores) {
     float *line = b_.line(f_, head_, index, r);
     const vf ref = splat(b_.ref[r]), half_log2 = splat(f_.half_log2), floor = splat(LOWEST / f_.half_log2);
     vf level = b_.level[r], square = b_.square[r], p[VECTORS];
     each<VECTORS>([&](auto c) __attribute__((always_inline)) {
-      const vf below = vmax(load(line + c * W) - ref, floor);
+      const vf below = vmax(load(scores + c * W) - ref, floor);
       const vf e = root_of(below, half_log2);
       store(line + c * W, e);
       p[c] = e * e;
@@ -135,17 +182,21 @@ class Spread {
   }
 
   // Any row and panel.
-  __attribute__((noinline)) void mixed(int64_t index, int64_t r, uint64_t strange) {
+  __attribute__((noinline)) void mixed(int64_t index, int64_t r, uint64_t allowed, const float *scores) {
+    if (f_.sunk[index]) b_.sees_sunk[r] += __builtin_popcountll(allowed & f_.sunk[index]);
+    const uint64_t strange = allowed & ~f_.kept[index];
+    if (strange && (!f_.q_kept || f_.q_kept[b_.first + r])) b_.leaks = true;
+    if (b_.ref[r] == -INF) return nothing(index, r);
     float *line = b_.line(f_, head_, index, r);
     const vf ref = splat(b_.ref[r]), half_log2 = splat(f_.half_log2), floor = splat(LOWEST / f_.half_log2);
     vf p[VECTORS], level = b_.level[r], square = b_.square[r];
     alignas(64) float below[PANEL];
     for (int c = 0; c < VECTORS; c++) {
-      const vf x = vmax(load(line + c * W) - ref, floor);
+      const vf x = vmax(load(scores + c * W) - ref, floor);
       store(below + c * W, x);
       store(line + c * W, root_of(x, half_log2));
     }
-    set_apart(index, r, strange, line, below);
+    set_apart(index, r, allowed, line, below);
     for (int c = 0; c < VECTORS; c++) {
       const vf e = load(line + c * W);
       p[c] = e * e;
@@ -158,8 +209,8 @@ class Spread {
   }
 
   // Takes keys of the sink and keys that are not kept out of a line.
-  void set_apart(int64_t index, int64_t r, uint64_t strange, float *line, const float *below) {
-    const uint64_t sunk = f_.sunk[index], allowed = b_.allowed[index * f_.block_rows + r];
+  void set_apart(int64_t index, int64_t r, uint64_t allowed, float *line, const float *below) {
+    const uint64_t sunk = f_.sunk[index], strange = allowed & ~f_.kept[index];
     int64_t place = f_.sunk_at[index];
     for (uint64_t rest = sunk | strange; rest; rest &= rest - 1) {
       const int j = __builtin_ctzll(rest);
@@ -172,9 +223,9 @@ class Spread {
       }
       b_.sunk[r] += weight;
       b_.sunk_level[r] += weight * below[j];
-      const int64_t at = (place * f_.p.heads + head_) * f_.wanted.row_count + b_.first + r;
-      if (f_.found.sunk_weights) f_.found.sunk_weights[at] = weight;
-      if (f_.found.sunk_seen) f_.found.sunk_seen[at] = visible;
+      *sunk_weight(place, r) = weight;
+      if (f_.found.sunk_seen)
+        f_.found.sunk_seen[(place * f_.p.heads + head_) * f_.wanted.row_count + b_.first + r] = visible;
       place++;
     }
   }
@@ -213,23 +264,11 @@ class Spread {
     b_.edge[r] = segment_start(center(r), segment + 2);
   }
 
-  void end(int64_t r) {
-    const int segment = b_.segment[r];
-    float *segments = b_.segments + r * SEGMENTS;
-    segments[segment] += sum_of(b_.mass[r]);
-    float ahead = sum_of(b_.reach[r]);
-    if (segment <= BACK) {
-      b_.back[r] = ahead;
-      ahead = 0.f;
-    }
-    double left = 0.0;
-    for (int s = 0; s < SEGMENTS; s++) left += static_cast<double>(segments[s]);
-    settle(r, left, static_cast<double>(ahead));
-  }
-
   void settle(int64_t r, double left, double ahead) {
     const double unit = static_cast<double>(f_.unit), ref = static_cast<double>(b_.ref[r]) * unit;
-    const double sink = f_.p.sinks ? std::exp(static_cast<double>(logit()) - ref) : 0.0;
+    // A sink that is larger by more leaves nothing to any key.
+    const double over = f_.p.sinks ? static_cast<double>(logit()) - ref : 0.0;
+    const double sink = f_.p.sinks ? std::exp(over < 600.0 ? over : 600.0) : 0.0;
     const double sunk = static_cast<double>(b_.sunk[r]), all = left + sunk + static_cast<double>(b_.pad[r]) + sink;
     const int64_t at = f_.at(head_, b_.first + r);
     const bool none = b_.sees[r] == 0, kept = !f_.q_kept || f_.q_kept[b_.first + r];
@@ -240,7 +279,7 @@ class Spread {
     const double level = static_cast<double>(sum_of(b_.level[r])) * unit;
     const double sunk_level = static_cast<double>(b_.sunk_level[r]) * unit;
     const double of_left = (left * log_all - level) * share, of_sunk = (sunk * log_all - sunk_level) * share;
-    const double peak = static_cast<double>(max_lane(b_.top[r])) * unit, rest = left * share, given = sink * share;
+    const double peak = static_cast<double>(b_.peak[r]) * unit, rest = left * share, given = sink * share;
     const auto tell = [&](float *to, double x) {
       if (to) to[at] = static_cast<float>(none ? 0.0 : x);
     };

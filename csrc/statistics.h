@@ -3,6 +3,7 @@
 
 #include "gram.h"
 #include "pairs.h"
+#include "scores.h"
 
 namespace mh {
 namespace MH_VARIANT {
@@ -73,9 +74,9 @@ Block<E> lay_out_block(Cutter &cutter, const mh_problem &p, const mh_wanted &w, 
   b.allowed = cutter.take<uint64_t>(lines);
   b.pair_words = cutter.take<uint64_t>(w.pair_sets * lines);
   b.pair_some = cutter.take<uint8_t>(w.pair_sets * d.panels * d.tiles);
-  for (vf **held : {&b.top, &b.mass, &b.level, &b.square, &b.reach}) *held = cutter.take<vf>(d.block_rows);
-  b.top_panel = cutter.take<vi>(d.block_rows);
-  for (float **held : {&b.ref, &b.pad_top, &b.pad, &b.sunk, &b.sunk_level, &b.back, &b.scale})
+  b.scores = cutter.take<float>(MR * PANEL);
+  for (vf **held : {&b.mass, &b.level, &b.square, &b.reach}) *held = cutter.take<vf>(d.block_rows);
+  for (float **held : {&b.peak, &b.ref, &b.limit, &b.pad, &b.sunk, &b.sunk_level, &b.back, &b.scale})
     *held = cutter.take<float>(d.block_rows);
   b.segments = cutter.take<float>(d.block_rows * SEGMENTS);
   b.edge = cutter.take<int64_t>(d.block_rows);
@@ -154,7 +155,6 @@ void run_chunk(const Facts &f, const Division &d, int64_t chunk, char *scratch, 
     for (int64_t head = 0; head < p.heads; head++) {
       pairs.lay_out(head);
       Scores<E, T>(f, b, head).run();
-      Spread<E>(f, b, head).run();
       Tell<E>(f, b, head).run();
       pairs.measure(head);
     }
@@ -232,11 +232,14 @@ template <class E, class T>
 int measure_row(const Facts &f, const Division &d, typename E::Word *keys, Total &total) {
   const mh_problem &p = f.p;
   const int64_t size = f.words * PANEL;
-  int status = run_tasks(p.kv_heads * d.panels, p.threads, 0, [&](int64_t task, char *) {
-    const int64_t head = task / d.panels, key = task % d.panels * PANEL;
-    const T *k = static_cast<const T *>(p.k.data) + f.batch * p.k.batch + head * p.k.head + key * p.k.row;
-    pack_keys<E>(k, p.k.row, at_most(PANEL, p.kv_len - key), p.head_dim, keys + task * size);
-  });
+  int status = MH_OK;
+  if (!f.wanted.packed_ready) {
+    status = run_tasks(p.kv_heads * d.panels, p.threads, 0, [&](int64_t task, char *) {
+      const int64_t head = task / d.panels, key = task % d.panels * PANEL;
+      const T *k = static_cast<const T *>(p.k.data) + f.batch * p.k.batch + head * p.k.head + key * p.k.row;
+      pack_keys<E>(k, p.k.row, at_most(PANEL, p.kv_len - key), p.head_dim, keys + task * size);
+    });
+  }
   if (status != MH_OK) return status;
   Cutter counter(nullptr);
   lay_out_block<E>(counter, p, f.wanted, d);
@@ -267,7 +270,7 @@ struct Shared {
   Total total;
 
   Shared(Cutter &cutter, const mh_problem &p, const mh_wanted &w, const mh_found &found, const Division &d)
-      : keys(cutter.take<typename E::Word>(p.kv_heads * d.panels * words_of<E>(p.head_dim) * PANEL)),
+      : keys(cutter.take<typename E::Word>(w.packed ? 0 : p.kv_heads * d.panels * words_of<E>(p.head_dim) * PANEL)),
         words(cutter, p, d.panels), total(cutter, p, w, found, d) {}
 };
 
@@ -289,11 +292,13 @@ int measure(const mh_problem &p, const mh_wanted &w, const mh_found &found) {
   for (int64_t batch = 0; batch < p.batch; batch++) {
     shared.words.fill(p, w, batch, d.panels, &before);
     const KeyWords &k = shared.words;
-    const Facts f{p, w, found, scoring, plain, unit, unit * LOG2E / 2, batch, d.panels, words_of<E>(p.head_dim),
-                  d.block_rows, d.tiles, shared.keys, k.kept, k.sunk, k.sunk_at, w.centers + batch * w.centers_batch,
+    const int64_t words = words_of<E>(p.head_dim), size = p.kv_heads * d.panels * words * PANEL;
+    auto *keys = w.packed ? static_cast<typename E::Word *>(w.packed) + batch * size : shared.keys;
+    const Facts f{p, w, found, scoring, plain, unit, unit * LOG2E / 2, batch, d.panels, words, d.block_rows,
+                  d.tiles, keys, k.kept, k.sunk, k.sunk_at, w.centers + batch * w.centers_batch,
                   w.q_kept ? w.q_kept + batch * w.q_kept_batch : nullptr,
                   w.q_bins ? w.q_bins + batch * w.q_bins_batch : nullptr, k.pieces, k.piece_at};
-    const int status = measure_row<E, T>(f, d, shared.keys, shared.total);
+    const int status = measure_row<E, T>(f, d, keys, shared.total);
     if (status != MH_OK) return status;
   }
   return MH_OK;

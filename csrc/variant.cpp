@@ -8,6 +8,7 @@ namespace mh {
 namespace MH_VARIANT {
 
 int statistics(const mh_problem &p, const mh_wanted &wanted, const mh_found &found);  // variant_statistics.cpp
+int64_t packed_bytes(const mh_problem &p);
 
 namespace {
 
@@ -29,7 +30,7 @@ int forward(const mh_problem &p, const mh_tensor &out, float *lse) {
 
 }  // namespace
 
-const Kernels kernels = {forward, statistics};
+const Kernels kernels = {forward, statistics, packed_bytes};
 
 }  // namespace MH_VARIANT
 }  // namespace mh

@@ -15,5 +15,11 @@ int statistics(const mh_problem &p, const mh_wanted &wanted, const mh_found &fou
   }
 }
 
+int64_t packed_bytes(const mh_problem &p) {
+  const bool pairs = HAS_PAIRS && p.dtype == MH_BF16;
+  const int64_t words = pairs ? words_of<Pairs>(p.head_dim) : words_of<Single>(p.head_dim);
+  return p.batch * p.kv_heads * ((p.kv_len + PANEL - 1) / PANEL) * words * PANEL * 4;
+}
+
 }  // namespace MH_VARIANT
 }  // namespace mh

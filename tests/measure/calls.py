@@ -77,10 +77,11 @@ def in_double(call):
     return dataclasses.replace(call, problem=dataclasses.replace(call.problem, **wide))
 
 
-def take(call, *, rows=None, statistics=None, classes_at=None):
+def take(call, *, rows=None, statistics=None, classes_at=None, backend="auto"):
     """What the sweep makes of a call: name -> (sums, counts) as numpy (batch, heads, *shape), or the reason.
 
-    `classes_at` (batch | 1, kv_len): classes by place; the first is then that of special tokens.
+    `rows` in a tile are those of the sweep in torch. `classes_at` (batch | 1, kv_len): classes by place; the first is
+    then that of special tokens.
     """
     vocabulary = classes() if classes_at is None else dataclasses.replace(classes(), names=("special", "b", "c"))
     chosen = statistics or (*DEFAULT, *(target(name) for name in DEFAULT_TARGETS), token_class(vocabulary.names))
@@ -93,7 +94,7 @@ def take(call, *, rows=None, statistics=None, classes_at=None):
         factor=factor,
         classes=classes_at,
     )
-    _, taken = sweep(scene, chosen, rows=rows)
+    _, taken = sweep(scene, chosen, rows=rows, backend=backend if rows is None else "torch")
     return {
         name: (part.sum.numpy(), part.count.numpy()) if hasattr(part, "sum") else part.reason
         for name, part in taken.items()

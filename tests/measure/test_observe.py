@@ -173,7 +173,7 @@ def test_targets_count_positions_from_the_first_real_token(bert):
 
 def test_notes_say_what_could_not_be_measured(gpt2):
     record = observe(gpt2, [batch(0), batch(1)], documents=documents("a", "b"))
-    assert record.notes == (
+    assert tuple(note for note in record.notes if "weights were measured" not in note.text) == (
         Note(about="", quantity="special_token", text="which tokens are special was not told"),
         Note(
             about="",

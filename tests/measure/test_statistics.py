@@ -7,6 +7,7 @@ import torch
 
 from measure.calls import assert_same, expect, make_call, take
 from multihead.attend import Softmax
+from multihead.native import load
 from multihead.pattern import band, causal, padding, per_head, sliding_window
 from multihead.position import ALiBi, RelativeTable, alibi_slopes
 
@@ -82,10 +83,17 @@ NEED_IDS = (
 )
 
 
+BACKENDS = (
+    pytest.param("native", marks=pytest.mark.skipif(load() is None, reason="the compiled kernel was not built")),
+    "torch",
+)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", MAKE)
-def test_statistics_equal_their_definitions(name):
+def test_statistics_equal_their_definitions(name, backend):
     call = MAKE[name]()
-    got, want = take(call), expect(call)
+    got, want = take(call, backend=backend), expect(call)
     if call.keys.ids is None:
         assert {n for n, part in got.items() if isinstance(part, str)} == set(NEED_IDS)
         want = {n: both for n, both in want.items() if n not in NEED_IDS}
@@ -94,11 +102,12 @@ def test_statistics_equal_their_definitions(name):
     assert_same(got, want, again=lambda: expect(call))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["causal", "padded left", "cross, padded", "no token ids", "sinks"])
-def test_classes_by_place_count_instead_of_those_of_ids(name):
+def test_classes_by_place_count_instead_of_those_of_ids(name, backend):
     call = MAKE[name]()
     at = torch.randint(0, 3, (call.problem.batch, call.problem.kv_len))
-    got, want = take(call, classes_at=at), expect(call, classes_at=at)
+    got, want = take(call, classes_at=at, backend=backend), expect(call, classes_at=at)
     told = [n for n in want if not isinstance(got[n], str)]
     assert {"token_class", "token_class_content", "special_token", "sink", "sink_argmax"} <= set(told)
     assert_same(got, want, names=told)

@@ -102,10 +102,8 @@ def _tensor(x):
     return CTensor(ctypes.c_void_p(x.data_ptr()), *x.stride()[:3])
 
 
-def expect(c):
-    """What the kernel should find, by the name of the field; arrays of float64."""
-    w = c.wanted
-    rows = list(range(c.rows.start, c.rows.stop)) if isinstance(c.rows, slice) else list(c.rows)
+def weights_of(c, rows):
+    """Weights on the keys that count, what the sink takes, log-sum-exp, scores, and which keys are visible."""
     k = c.k.double().repeat_interleave(c.heads // c.kv_heads, 1)
     scores = (c.q.double() @ k.transpose(-1, -2)) * float(np.float32(c.scale))
     if c.softcap:
@@ -120,16 +118,29 @@ def expect(c):
     e = torch.exp(scores - shift)
     sink = torch.zeros_like(shift) if c.sinks is None else torch.exp(c.sinks.double()[None, :, None, None] - shift)
     total = e.sum(-1, keepdim=True) + sink
-    kept = torch.ones(c.batch, c.kv_len, dtype=torch.bool) if c.k_kept is None else c.k_kept
-    seen = c.allowed[:, :, rows] & kept[:, None, None]
+    seen = c.allowed[:, :, rows] & kept_of(c)[:, None, None]
     a = torch.where(seen, e / total.clamp(min=1e-300), 0.0)
-    found = {"sees": seen.sum(-1), "sees_sunk": (seen & c.sunk[:, None, None]).sum(-1)}
-    none = found["sees"] == 0
-    lse = (shift + total.log())[..., 0]
-    sink = torch.where(none, 0.0, (sink / total)[..., 0])
+    sink = torch.where(seen.any(-1), (sink / total)[..., 0], 0.0)
+    return a, sink, (shift + total.log())[..., 0], scores, seen
+
+
+def kept_of(c):
+    """Keys that count."""
+    return torch.ones(c.batch, c.kv_len, dtype=torch.bool) if c.k_kept is None else c.k_kept
+
+
+def expect(c):
+    """What the kernel should find, by the name of the field; arrays of float64."""
+    rows = list(range(c.rows.start, c.rows.stop)) if isinstance(c.rows, slice) else list(c.rows)
+    a, sink, lse, scores, seen = weights_of(c, rows)
     content = torch.where(c.sunk[:, None, None], 0.0, a)
-    best = torch.where(seen, scores, -math.inf)
-    found |= {
+    none, best = ~seen.any(-1), torch.where(seen, scores, -math.inf)
+    center = c.wanted.centers.expand(c.batch, -1)
+    distance = (center[..., None] - torch.arange(c.kv_len))[:, None].expand_as(a)
+    places, left = c.sunk.nonzero().tolist(), content.sum(-1)
+    found = {
+        "sees": seen.sum(-1),
+        "sees_sunk": (seen & c.sunk[:, None, None]).sum(-1),
         "lse": lse.masked_fill(none, -math.inf),
         "peak": best.amax(-1).masked_fill(none, -1e30),
         "top": a.amax(-1),
@@ -137,40 +148,47 @@ def expect(c):
         "sink": sink,
         "entropy": torch.special.entr(a).sum(-1) + torch.special.entr(sink),
         "sunk": (a - content).sum(-1),
-        "left": content.sum(-1),
-        "left_entropy": (torch.special.entr(content).sum(-1) - torch.special.entr(content.sum(-1))),
+        "left": left,
+        "left_entropy": torch.special.entr(content).sum(-1) - torch.special.entr(left),
         "squares": content.square().sum(-1),
+        "distance": (content * distance).sum(-1),
+        "distance_absolute": (content * distance.abs()).sum(-1),
+        "offsets": torch.stack([torch.where(distance == d, content, 0.0).sum(-1) for d in range(-16, 17)], -1),
+        "octaves": torch.stack([_within(content, distance, low, high) for low, high in _octaves()], -1),
+        "sunk_weights": torch.stack([a[b, :, :, j] for b, j in places]) if places else a.new_zeros(0),
+        "sunk_seen": torch.stack([seen[b, :, :, j] for b, j in places]) if places else a.new_zeros(0),
     }
-    center = w.centers.expand(c.batch, -1)
-    distance = (center[..., None] - torch.arange(c.kv_len))[:, None].expand_as(a)
-    found["distance"] = (content * distance).sum(-1)
-    found["distance_absolute"] = (content * distance.abs()).sum(-1)
-    found["offsets"] = torch.stack([torch.where(distance == d, content, 0.0).sum(-1) for d in range(-16, 17)], -1)
-    found["octaves"] = torch.stack([_within(content, distance, low, high) for low, high in _octaves()], -1)
-    places = c.sunk.nonzero().tolist()
-    found["sunk_weights"] = torch.stack([a[b, :, :, j] for b, j in places]) if places else a.new_zeros(0)
-    found["sunk_seen"] = torch.stack([seen[b, :, :, j] for b, j in places]) if places else a.new_zeros(0)
-    counts = w.q_kept[:, None] & (found["sees"] >= 2)
+    pads = c.allowed[:, :, rows] & ~kept_of(c)[:, None, None] & c.wanted.q_kept[:, None, :, None]
+    found["leaks"] = pads.flatten(1).any(-1)
+    return found | _over_rows(c, a, content, found["sees"]) | _of_pairs(c, a, content, distance, found["top_key"], seen)
+
+
+def _over_rows(c, a, content, sees):
+    """Sums over the rows that count."""
+    w, counts = c.wanted, c.wanted.q_kept[:, None] & (sees >= 2)
     counted, of_content = a * counts[..., None], content * counts[..., None]
-    found["columns"] = counted.sum(2)
     q_of = torch.nn.functional.one_hot(w.q_bins.long(), c.bins).double()[:, None]
     k_of = (w.k_bins[..., None] == torch.arange(c.bins)).double()[:, None]
-    found["pooled"] = q_of.transpose(-1, -2) @ counted @ k_of
-    found["pooled_content"] = q_of.transpose(-1, -2) @ of_content @ k_of
     roots = of_content.sqrt().flatten(2)
-    found["gram"] = roots @ roots.transpose(-1, -2)
-    pads = c.allowed[:, :, rows] & ~kept[:, None, None] & w.q_kept[:, None, :, None]
-    found["leaks"] = pads.flatten(1).any(-1)
-    for name in ("pair_weight", "pair_sunk", "pair_seen", "pair_seen_sunk", "pair_top"):
-        found[name] = []
-    for pairs in w.pairs:
+    return {
+        "columns": counted.sum(2),
+        "pooled": q_of.transpose(-1, -2) @ counted @ k_of,
+        "pooled_content": q_of.transpose(-1, -2) @ of_content @ k_of,
+        "gram": roots @ roots.transpose(-1, -2),
+    }
+
+
+def _of_pairs(c, a, content, distance, top_key, seen):
+    """The sets of pairs."""
+    found = {f"pair_{name}": [] for name in ("weight", "sunk", "seen", "seen_sunk", "top")}
+    for pairs in c.wanted.pairs:
         inside = _inside(c, pairs, distance) & seen
         found["pair_weight"].append(torch.where(inside, content, 0.0).sum(-1))
         found["pair_sunk"].append(torch.where(inside, a - content, 0.0).sum(-1))
         found["pair_seen"].append(inside.sum(-1))
         found["pair_seen_sunk"].append((inside & c.sunk[:, None, None]).sum(-1))
-        found["pair_top"].append(inside.gather(-1, found["top_key"][..., None])[..., 0])
-    return {n: (torch.stack(f) if f else torch.zeros(0)) if isinstance(f, list) else f for n, f in found.items()}
+        found["pair_top"].append(inside.gather(-1, top_key[..., None])[..., 0])
+    return {name: torch.stack(parts) if parts else torch.zeros(0) for name, parts in found.items()}
 
 
 def _within(content, distance, low, high):

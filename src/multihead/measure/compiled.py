@@ -159,6 +159,7 @@ class Kernel:
         variant, self._threads = native.asked(library)
         self.words = f"compiled kernel, {variant.name.lower()}"
         self._held, self._problem = self._pack(int(variant))
+        self._packed = kernel.Packed(library, self._problem)
         edges = scene.k_edges()
         bins = (scene.k_places[:, None] >= edges[:, None]).sum(-1) - 1
         self._k_bins = torch.where(bins < BINS, bins, -1).int()
@@ -197,7 +198,7 @@ class Kernel:
             pairs=sets,
             least=LEAST,
         )
-        told = kernel.find(self._library, self._problem, wanted, gram=self._gram)
+        told = kernel.find(self._library, self._problem, wanted, gram=self._gram, packed=self._packed)
         known = _rows(told)
         counted = scene.queries.kept[:, None, rows] & (known.sees >= LEAST)
         place, key = scene.sunk.expand(len(counted), -1).nonzero(as_tuple=True)

@@ -51,6 +51,9 @@ class CWanted(ctypes.Structure):
         ("pairs", ctypes.c_void_p),
         ("pair_sets", ctypes.c_int64),
         ("least", ctypes.c_int64),
+        ("packed", ctypes.c_void_p),
+        ("packed_ready", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
     ]
 
 
@@ -144,7 +147,20 @@ class CFound(ctypes.Structure):
     _fields_ = [(field.name, ctypes.c_void_p) for field in fields(Found)]
 
 
-def find(library: Library, problem: CProblem, wanted: Wanted, *, gram: bool) -> Found:
+class Packed:
+    """Keys as the kernel reads them, kept from one call to the next for other rows.
+
+    Args:
+        library: The kernel.
+        problem: The call.
+    """
+
+    def __init__(self, library: Library, problem: CProblem) -> None:
+        self.memory = torch.empty(max(0, library.c.mh_packed_bytes(ctypes.byref(problem))), dtype=torch.uint8)
+        self.ready = False
+
+
+def find(library: Library, problem: CProblem, wanted: Wanted, *, gram: bool, packed: Packed | None = None) -> Found:
     """Take the statistics of some rows of a call.
 
     Args:
@@ -152,6 +168,7 @@ def find(library: Library, problem: CProblem, wanted: Wanted, *, gram: bool) -> 
         problem: The call. What it points to must be there until this returns.
         wanted: What is asked.
         gram: Whether products of all pairs of heads are asked too.
+        packed: Where keys are kept for the next call with the same ones.
 
     Raises:
         MultiheadError: If the kernel refuses what it is given.
@@ -187,9 +204,13 @@ def find(library: Library, problem: CProblem, wanted: Wanted, *, gram: bool) -> 
     to = CFound(*(None if tensor is None else tensor.data_ptr() or None for tensor in each))
     if not keys:
         given.sunk = None
+    if packed is not None:
+        given.packed, given.packed_ready = packed.memory.data_ptr() or None, packed.ready and len(packed.memory) > 0
     status = library.c.mh_statistics(ctypes.byref(problem), ctypes.byref(given), ctypes.byref(to))
     del held
     library.check(status, "statistics of attention by the compiled kernel")
+    if packed is not None:
+        packed.ready = True
     return found
 
 
