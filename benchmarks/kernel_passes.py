@@ -49,6 +49,8 @@ class Pass:
             k_bins=bins,
             bins=BINS,
             pairs=[self._target(number, case.queries) for number in range(targets)],
+            # The first row of a causal mask counts too, so that `error` has one weight for every row.
+            least=1,
         )
         self.wanted, held = door._wanted(wanted, 1)
         if "sunk_weights" not in fields:

@@ -127,7 +127,7 @@ def tell_absent(cells):
     for cell in cells:
         for name, reason in cell.get("absent", {}).items():
             reasons.setdefault((name, reason), []).append(f"{cell['case']} {SHORT[cell['dtype']]}")
-        for name, told in cell.get("contenders", {}).items():
+        for name, told in cell.get("contenders", {}).items() if CASES[cell["case"]].kind == "forward" else ():
             key = name, cell["dtype"]
             errors[key] = max(errors.get(key, 0.0), told["error"])
     for (name, reason), where in reasons.items():
