@@ -169,6 +169,8 @@ def openvino(case, q, k, v, threads):
 def jax(case, q, k, v, threads):
     """`jax.nn.dot_product_attention`, compiled, on (batch, length, heads, dim)."""
     jax, nn = needed("jax"), needed("jax.nn")
+    if case.heads * case.queries * case.kv_len > 2**28:
+        raise Unable("stores every weight: more than 9 GB at this size")
     kind = jax.numpy.bfloat16 if q.dtype == torch.bfloat16 else jax.numpy.float32
     given = [jax.numpy.asarray(x.transpose(1, 2).float().numpy(), dtype=kind) for x in (q, k, v)]
     told = {"is_causal": case.causal and not case.window}

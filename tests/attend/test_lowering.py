@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from attend.oracle import qkv
 from laws.strategies import known_patterns, lengths, relative_patterns, slow_mask
@@ -152,7 +153,8 @@ def test_windows_of_heads_are_one_for_each():
 
 @pytest.mark.parametrize("least", [-(2**40), 2**40])
 def test_large_ids_are_numbered_anew(least):
-    ids, keys = torch.randint(4, (2, 40)) + least, torch.randint(4, (2, 40)) + least
+    # Alike in their lowest 32 bits.
+    ids, keys = (torch.randint(4, (2, 40)) * 2**32 + least for _ in range(2))
     pattern = document(ids, keys=keys)
     at = {"batch": 2, "heads": 1, "q_len": 9, "kv_len": 8, "q_offset": 3}
     parts = mask_parts(problem_of(pattern, **at))
@@ -253,3 +255,24 @@ def test_the_parts_in_words():
     assert words(padding(torch.ones(6).bool())) == "mask in closed form (list of keys)"
     assert words(torch.ones(6, 6).bool()) == "boolean mask as it is"
     assert words(prefix(3), q_len=64, kv_len=64) == "tile map of 0.5 KiB, 1 bit tiles"
+
+
+def test_what_is_made_under_pretence_is_not_remembered():
+    """In FakeTensorMode every tensor is made without numbers; the next real call must not find one."""
+    masks = (sliding_window(11), prefix(11) & causal(), padding(torch.rand(9) < 0.5))
+    bias = RelativeTable(torch.randn(8, 1), max_distance=11)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q = torch.empty(1, 1, 9, 8)
+        for mask in masks[:1]:
+            assert mask_parts(make_problem(q, q, q, mask=mask)).window is not None
+        bias_parts(make_problem(q, q, q, bias=bias))
+    for mask in masks:
+        parts = mask_parts(problem_of(mask, q_len=9, kv_len=9)).tensors()
+        assert not any(isinstance(part, FakeTensor) for part in parts)
+    assert not isinstance(bias_parts(problem_of(None, bias=bias, q_len=9, kv_len=9)).table, FakeTensor)
+
+
+def test_another_default_device_changes_nothing():
+    with torch.device("meta"):
+        parts = [mask_parts(problem_of(mask, q_len=9, kv_len=9)) for mask in (sliding_window(12), prefix(4))]
+    assert {part.device.type for of in parts for part in of.tensors() if part is not None} == {"cpu"}

@@ -7,6 +7,7 @@
 import os
 import random
 
+import jaxtyping
 import pytest
 import torch
 
@@ -35,7 +36,17 @@ def check(seed):
     return [f"{made}: {fault}; {problem}" for fault in faults]
 
 
+@pytest.fixture
+def unchecked():
+    """Without the checks of types that tests run with: they would take most of the time."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
+
+
 @needs_kernel
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_problems(part, request):
     first = request.config.run_seed * 100_000 + part * (PROBLEMS // PARTS)

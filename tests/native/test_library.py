@@ -1,6 +1,7 @@
 """The door to the compiled kernel: it is found, speaks the interface of the header, and its refusals are errors."""
 
 import ctypes
+import json
 import shutil
 import subprocess
 import sys
@@ -148,9 +149,10 @@ def test_a_file_that_is_no_kernel_is_named(tmp_path):
     [
         ("int mh_abi(void) { return 77; }", "compiled kernel has interface 77, this package"),
         ("int other(void) { return 0; }", "compiled kernel cannot be loaded: "),
+        (f"int mh_abi(void) {{ return {abi.ABI}; }}", "undefined symbol: mh_forward"),
         (
             f"int mh_abi(void) {{ return {abi.ABI}; }} int mh_variants(void) {{ return 0; }}"
-            "int mh_forward, mh_status_text, mh_variant_name;",
+            "int mh_forward, mh_status_text, mh_variant_name, mh_packed_bytes;",
             "compiled kernel has no variant for this processor",
         ),
     ],
@@ -161,9 +163,53 @@ def test_a_kernel_that_does_not_fit_says_why(tmp_path, code, told):
     assert told in library.open_library(file)
 
 
+def editable(monkeypatch, folder, url):
+    """An installation, in a folder, of sources that lie elsewhere."""
+
+    class Installed:
+        def read_text(self, name):
+            return None if url is None else json.dumps({"url": url, "dir_info": {"editable": True}})
+
+        def locate_file(self, name):
+            return folder / name
+
+    monkeypatch.setattr(library.metadata, "distribution", lambda name: Installed())
+
+
 def test_without_its_file_the_kernel_is_not_built(tmp_path, monkeypatch):
-    monkeypatch.setattr(library.resources, "files", lambda package: tmp_path)
-    assert library.find() == "compiled kernel not built"
+    here = tmp_path / "src" / "multihead" / "native"
+    monkeypatch.setattr(library, "__file__", str(here / "library.py"))
+    for url in (None, tmp_path.as_uri()):
+        editable(monkeypatch, tmp_path / "packages", url)
+        assert library.find() == "compiled kernel not built"
+
+
+@pytest.mark.parametrize("name", ["plain", "with a space, ünd more"])
+def test_an_editable_install_has_its_kernel_where_packages_are(tmp_path, monkeypatch, name):
+    checkout = tmp_path / name
+    here, packages = checkout / "src" / "multihead" / "native", tmp_path / "packages"
+    monkeypatch.setattr(library, "__file__", str(here / "library.py"))
+    monkeypatch.setattr(library, "open_library", str)
+    for folder in (here, packages / "multihead" / "native"):
+        folder.mkdir(parents=True)
+        (folder / library.FILE).touch()
+    editable(monkeypatch, packages, checkout.as_uri())
+    assert library.find() == str(packages / "multihead" / "native" / library.FILE)
+    editable(monkeypatch, packages, (tmp_path / "another").as_uri())  # of another checkout: not ours
+    assert library.find() == str(here / library.FILE)
+    editable(monkeypatch, packages, None)  # a wheel, of which these are not the sources
+    assert library.find() == str(here / library.FILE)
+
+
+def test_sources_that_nothing_installed_have_their_kernel_beside_them(tmp_path, monkeypatch):
+    def none(name):
+        raise library.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(library.metadata, "distribution", none)
+    monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
+    monkeypatch.setattr(library, "open_library", str)
+    (tmp_path / library.FILE).touch()
+    assert library.find() == str(tmp_path / library.FILE)
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler")

@@ -21,7 +21,9 @@ def program(tmp_path_factory):
 def one(seed):
     """A problem that is small, has an output and an lse, and no mask that hides what is broken."""
     cases = (case for case in random_cases(seed, longest=40) if "lse" in case.fields)
-    return next(c for c in cases if c.fields["out.expected"].numel() and c.fields["kv_len"] and c.label.endswith(" "))
+    return next(
+        c for c in cases if c.fields["out.expected"].numel() and c.fields["kv_len"] > 1 and c.label.endswith(" ")
+    )
 
 
 def test_every_variant_agrees_with_the_reference_for_any_number_of_threads(program, seed, tmp_path):
@@ -42,7 +44,7 @@ def test_replaying_tells_a_wrong_number_from_a_right_one(program, one, tmp_path)
 
 
 def test_replaying_sees_what_is_read_beyond_a_tensor(program, one, tmp_path):
-    one.fields |= {"k.row": one.fields["k.row"] + 4096, "kv_len": max(one.fields["kv_len"], 2)}
+    one.fields["kv_len"] += 1
     done = replay(program, write(tmp_path / "problems", [one]))
     assert done.returncode == 3
     assert f"memory touched that is not the kernel's: {one.label}" in done.stdout

@@ -17,9 +17,9 @@ WATCHED = os.environ | {"ASAN_OPTIONS": "exitcode=3:detect_leaks=1", "UBSAN_OPTI
 
 @pytest.fixture(scope="module")
 def quick():
-    # The widest one besides avx2: it has the most code of its own. The others are checked by the slow test.
-    here = [variant.name.lower() for variant in load().variants()]
-    return build("quick", "-DMULTIHEAD_SANITIZE=quick", f"-DMULTIHEAD_VARIANTS={';'.join({here[0], here[-1]})}")
+    # The variant that compiles fastest. The others, which take minutes, and more checks are for the slow test.
+    variant = load().variants()[0].name.lower()
+    return build("quick", "-DMULTIHEAD_SANITIZE=quick", f"-DMULTIHEAD_VARIANTS={variant}")
 
 
 def test_no_access_beyond_a_tensor_and_nothing_undefined(quick, seed, tmp_path):
@@ -28,7 +28,7 @@ def test_no_access_beyond_a_tensor_and_nothing_undefined(quick, seed, tmp_path):
 
 
 def test_an_access_beyond_a_tensor_would_be_seen(quick, seed, tmp_path):
-    case = next(c for c in random_cases(seed) if c.fields["q_len"] and c.fields["kv_len"] and c.label.endswith(" "))
+    case = next(c for c in random_cases(seed) if c.fields["q_len"] and c.fields["kv_len"] > 1 and c.label.endswith(" "))
     case.fields["kv_len"] += 1
     done = replay(quick, write(tmp_path / "problems", [case]), env=WATCHED)
     assert done.returncode == 3
@@ -38,7 +38,7 @@ def test_an_access_beyond_a_tensor_would_be_seen(quick, seed, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("variant", [v for v in Variant if v])
+@pytest.mark.parametrize("variant", [v for v in Variant if v], ids=lambda variant: variant.name)
 def test_every_variant_with_every_check(variant, seed, tmp_path):
     if load() is None or variant not in load().variants():
         pytest.skip(f"{variant.name} does not run here")

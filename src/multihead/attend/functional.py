@@ -88,7 +88,8 @@ def attention(  # noqa: PLR0913 - the one public signature with every part of th
 
     `out = dropout(softmax(mask(softcap(scale * q @ k.T) + bias))) @ v`, in this order, for each head; query head h
     reads kv head `h // (heads // kv_heads)`. Every backend gives the same answer; `explain_backend` says which one
-    runs.
+    runs. In a graph of torch.compile or torch.export a call without dropout is one operator, which chooses when the
+    graph runs; its backward pass there computes the forward pass once more.
 
     Args:
         q: Queries (batch, heads, q_len, head_dim).
@@ -211,7 +212,8 @@ def explain_backend(  # noqa: PLR0913 - the signature of `attention`
 ) -> Explanation:
     """Which backend `attention` would take for these arguments, and what each one says; nothing is computed.
 
-    The arguments are those of `attention`.
+    The arguments are those of `attention`. Our compiled kernel comes first where it was measured to be faster than
+    PyTorch's; where it can run and is passed over, its line says which measurement decided.
 
     Returns:
         Print it: one line a backend, with what it would run or every reason why it cannot.
@@ -221,7 +223,7 @@ def explain_backend(  # noqa: PLR0913 - the signature of `attention`
 
     Example:
         >>> q = k = v = torch.randn(1, 8, 10, 64)
-        >>> explain_backend(q, k, v, softcap=30.0).chosen
+        >>> explain_backend(q, k, v, dropout=0.1).chosen
         'tiled'
     """
     make = partial(
@@ -248,7 +250,7 @@ def _run(make: Callable[[], Problem], backend: str) -> Attended:
 
 
 def _runner() -> Run:
-    """`_run`; under torch.compile it runs as it is, between two graphs.
+    """`_run`; under torch.compile, where `traced` does not serve, it runs as it is, between two graphs.
 
     The kernels are compiled already, and what surrounds them depends on patterns, not on tensors.
     """

@@ -106,9 +106,10 @@ def mask_parts(problem: Problem) -> MaskParts:
         return _of_tensor(problem.mask, problem.kv_len)
     bounds = [_bounds(piece) for piece in _pieces(problem.mask)]
     windows = tuple(bound for bound in bounds if bound is not None)
-    if len(windows) == len(bounds):
-        return MaskParts(window=_window(windows))
-    return _remembered((problem.mask, problem.q_len, problem.kv_len, problem.q_offset or 0))
+    key = (problem.mask, problem.q_len, problem.kv_len, problem.q_offset or 0)
+    if _watched():
+        return _lowered(*key)
+    return MaskParts(window=_window(windows)) if len(windows) == len(bounds) else _remembered(key)
 
 
 def bias_parts(problem: Problem) -> BiasParts:
@@ -123,7 +124,8 @@ def bias_parts(problem: Problem) -> BiasParts:
         return BiasParts(slopes=_plain(bias.slopes))
     first = problem.q_offset or 0
     low, high = _distances(bias, first - problem.kv_len + 1, first + problem.q_len - 1)
-    buckets = _buckets(bias.buckets, bias.bidirectional, bias.max_distance, low, high)
+    form = (bias.buckets, bias.bidirectional, bias.max_distance, low, high)
+    buckets = _buckets.__wrapped__(*form) if _watched() else _buckets(*form)
     return BiasParts(table=_plain(bias.table.T[:, buckets]), first=low)
 
 
@@ -132,8 +134,13 @@ def sink_logits(problem: Problem) -> Float[Tensor, " heads"] | None:
     normaliser = problem.normaliser
     if not isinstance(normaliser, Softmax) or normaliser.plain:
         return None
-    logit = normaliser.sink_logit(torch.empty(0, dtype=torch.float32))
+    logit = normaliser.sink_logit(torch.empty(0, dtype=torch.float32, device="cpu"))
     return None if logit is None else _plain(logit.flatten().expand(problem.heads))
+
+
+def _watched() -> bool:
+    """Whether tensors that are made now may be no tensors: what is remembered would outlive the pretence."""
+    return torch._C._len_torch_dispatch_stack() > 0  # pyright: ignore[reportPrivateUsage] - it has no public name
 
 
 def _plain(numbers: Tensor) -> Tensor:
@@ -167,14 +174,12 @@ def _bounds(piece: Pattern) -> tuple[Bounds, ...] | None:
 @lru_cache(maxsize=256)
 def _window(windows: tuple[tuple[Bounds, ...], ...]) -> Int64[Tensor, "1 _ 2"] | None:
     """What is inside all windows: least and greatest distance, of each head or for all of them."""
-    every = [torch.tensor([_low_high(bounds) for bounds in heads]) for heads in windows]
-    if not every:
-        return None
-    low = reduce(torch.maximum, [window[:, 0] for window in every])
-    high = reduce(torch.minimum, [window[:, 1] for window in every])
-    both = torch.stack([low, high], -1)
-    both = torch.where((low > high)[:, None], torch.tensor(_SHUT), both)
-    return None if bool((both == torch.tensor(_OPEN)).all()) else both[None]
+    heads = max((len(bounds) for bounds in windows), default=0)
+    # A window that is the same for all heads stands for each of them.
+    each = [[_low_high(bounds[min(head, len(bounds) - 1)]) for bounds in windows] for head in range(heads)]
+    both = [(max(low for low, _ in head), min(high for _, high in head)) for head in each]
+    both = [(low, high) if low <= high else _SHUT for low, high in both]
+    return None if all(bounds == _OPEN for bounds in both) else torch.tensor([both], device="cpu")
 
 
 def _low_high(bounds: Bounds) -> tuple[int, int]:
@@ -194,7 +199,8 @@ def _remembered(key: _Key) -> MaskParts:
         if found is not None:
             _MEMORY.move_to_end(key)
             return found
-    made = _lowered(*key)
+    with torch.device("cpu"):  # whatever the default is
+        made = _lowered(*key)
     with _LOCK:
         if _nbytes(made) <= _BYTES:
             _MEMORY[key] = made
@@ -221,7 +227,7 @@ def _lowered(pattern: Pattern, q_len: int, kv_len: int, q_offset: int) -> MaskPa
     keep = reduce(torch.logical_and, [_shut(piece, kv_len) for piece in shut]) if shut else None
     tiles = lower(reduce(_and, rest), q_len, kv_len, block=TILE, q_offset=q_offset) if rest else None
     return MaskParts(
-        window=_window(tuple(bounds.values())),
+        window=_window.__wrapped__(tuple(bounds.values())),
         q_ids=q_ids,
         k_ids=k_ids,
         keep=keep,
@@ -281,5 +287,6 @@ def _distances(bias: RelativeTable, low: int, high: int) -> tuple[int, int]:
 @lru_cache(maxsize=256)
 def _buckets(buckets: int, bidirectional: bool, max_distance: int, low: int, high: int) -> Int[Tensor, " distances"]:  # noqa: FBT001
     """The bucket of each distance; a table of this form stands for all of them."""
-    like = RelativeTable(torch.empty(buckets, 0), bidirectional=bidirectional, max_distance=max_distance)
-    return like.bucket(torch.arange(low, high + 1))
+    table = torch.empty(buckets, 0, device="cpu")
+    like = RelativeTable(table, bidirectional=bidirectional, max_distance=max_distance)
+    return like.bucket(torch.arange(low, high + 1, device="cpu"))

@@ -85,8 +85,9 @@ def multihead_attention_forward(  # noqa: PLR0913 - the signature transformers c
             arrived=f"{type(module).__name__} computes a sink for every query",
             remedy="run this model under its eager implementation",
         )
-    batch = max(query.shape[0], key.shape[0])
-    query, key, value = (t.expand(batch, -1, -1, -1) for t in (query, key, value))
+    if query.shape[0] != key.shape[0]:
+        batch = max(query.shape[0], key.shape[0])
+        query, key, value = (t.expand(batch, -1, -1, -1) for t in (query, key, value))
     mask, bias = _taken_apart(attention_mask)
     q_len = query.shape[2]
     if mask is None and bias is None and q_len > 1 and _is_causal(is_causal, module):

@@ -1,10 +1,13 @@
 """Loads the compiled kernel, where it was built, and turns the codes it answers into errors."""
 
 import ctypes
+import json
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from importlib import metadata
 from pathlib import Path
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 # Before the kernel: it brings a libgomp of its own, which the kernel then shares, so that there is one pool of threads.
 import torch
@@ -122,9 +125,25 @@ _loaded = cache(lambda: find())
 
 def find() -> Library | str:
     """The kernel that was installed with this package, opened afresh, or why there is none to use."""
-    # Not beside this file: an editable install keeps the library where packages are, and the sources where they were.
-    file = resources.files("multihead.native") / FILE
-    return open_library(file) if isinstance(file, Path) and file.is_file() else NOT_BUILT
+    for folder in _folders(Path(__file__).parent):
+        if (folder / FILE).is_file():
+            return open_library(folder / FILE)
+    return NOT_BUILT
+
+
+def _folders(here: Path) -> list[Path]:
+    """Where the library may lie: beside the sources, or, of an editable install of them, where packages are installed.
+
+    Import hooks, such as those that check types, lose the second place, so the installer is asked for it.
+    """
+    try:
+        installed = metadata.distribution("multihead")
+    except metadata.PackageNotFoundError:
+        return [here]
+    link = json.loads(installed.read_text("direct_url.json") or "{}")
+    source = Path(url2pathname(urlparse(link.get("url", "")).path)) / "src" / "multihead" / "native"
+    place = Path(str(installed.locate_file("multihead/native")))
+    return [place, here] if source == here else [here]
 
 
 def open_library(path: Path) -> Library | str:
@@ -136,11 +155,11 @@ def open_library(path: Path) -> Library | str:
     try:
         c = ctypes.CDLL(str(path))
         abi = int(c.mh_abi())
-    except (OSError, AttributeError) as fault:
+        if abi != ABI:
+            return f"compiled kernel has interface {abi}, this package {ABI}: install multihead again"
+        _declare(c)
+    except (OSError, AttributeError) as fault:  # no library, or one without a function that is needed
         return f"compiled kernel cannot be loaded: {fault}"
-    if abi != ABI:
-        return f"compiled kernel has interface {abi}, this package {ABI}: install multihead again"
-    _declare(c)
     library = Library(path=path, c=c)
     return library if library.variants() else "compiled kernel has no variant for this processor"
 

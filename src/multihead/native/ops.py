@@ -144,8 +144,9 @@ def _library() -> Library:
 
 def _blank(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Where results go; joining the heads of a token then needs no copy."""
-    batch, heads, q_len, _ = q.shape
-    out = q.new_empty((batch, q_len, heads, v.shape[3])).transpose(1, 2)
+    (batch, heads, q_len, _), size = q.shape, v.shape[3]
+    steps = (q_len * heads * size, size, heads * size, 1)
+    out = q.new_empty_strided((batch, heads, q_len, size), steps)
     return out, q.new_empty((batch, heads, q_len), dtype=torch.float32)
 
 
@@ -294,10 +295,16 @@ def _without_gradients(*given: Any) -> tuple[Tensor, Tensor]:
     return unrecorded(*given)
 
 
-def unrecorded(*given: Any) -> tuple[Tensor, Tensor]:
-    """The operator for tensors that no gradient is asked of: spares the question."""
+def unrecorded(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    """The operator for tensors that no gradient is asked of. Where nothing of torch looks on, it is called by itself.
+
+    That spares half of the time a call takes beside the kernel, which counts where text is written a token at a time.
+    """
+    plain = all(type(x) is Tensor and not x.is_neg() for x in (q, k, v))
+    if plain and torch._C._len_torch_dispatch_stack() == 0:  # pyright: ignore[reportPrivateUsage] - no public name
+        return _forward(q, k, v, *others)
     with torch._C._AutoDispatchBelowAutograd():  # pyright: ignore[reportPrivateUsage] - it has no public name
-        return native_forward(*given)
+        return native_forward(q, k, v, *others)
 
 
 _OPERATORS.impl("native_forward", _forward, "CPU")

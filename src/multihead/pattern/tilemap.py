@@ -1,5 +1,6 @@
 """Lowering: a pattern at given lengths as a map of tiles, with one bit tile per distinct partial tile."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy
@@ -88,17 +89,13 @@ def lower(pattern: Law, q_len: int, kv_len: int, *, block: int = 128, q_offset: 
     classes = pattern.tiles(row_edges, col_edges).clone(memory_format=torch.contiguous_format)
     index = torch.full(classes.shape, -1, dtype=torch.int32)
     store: dict[bytes, int] = {}
-    at_once = max(1, _AT_ONCE // max(1, classes.shape[0] * classes.shape[1] * side * side))
-    for s in range(row_edges.numel() - 1):
-        partial = (classes[:, :, s] == Tile.PARTIAL).flatten(0, 1).any(0).nonzero().flatten()
-        for some in partial.split(at_once):
-            inside = _evaluate(pattern, row_edges[s : s + 2], col_edges, some, side)
-            # Indexing with a tensor copies, so the narrowed classes are written back.
-            narrowed = _narrow(classes[:, :, s, some], inside, row_edges[s : s + 2].diff(), col_edges.diff()[some])
-            classes[:, :, s, some] = narrowed
-            places = (narrowed == Tile.PARTIAL).nonzero()
-            for (b, h, n), tile in zip(places.tolist(), _packed(inside[tuple(places.T)]), strict=True):
-                index[b, h, s, some[n]] = store.setdefault(tile, len(store))
+    for s, t, inside in _looked_into(pattern, classes, row_edges, col_edges, side):
+        # Indexing with a tensor copies, so the narrowed classes are written back.
+        narrowed = _narrow(classes[:, :, s, t], inside, row_edges.diff()[s] * col_edges.diff()[t])
+        classes[:, :, s, t] = narrowed
+        b, h, n = (narrowed == Tile.PARTIAL).nonzero(as_tuple=True)
+        places = [store.setdefault(tile, len(store)) for tile in _packed(inside[b, h, n])]
+        index[b, h, s[n], t[n]] = torch.tensor(places, dtype=torch.int32)
     shape = (len(store), side, -(-side // 8))
     packed = torch.frombuffer(bytearray(b"".join(store)), dtype=torch.uint8) if store else torch.empty(0).byte()
     return TileMap(q_len=rows, kv_len=cols, block=side, classes=classes, index=index, bits=packed.view(shape))
@@ -106,6 +103,30 @@ def lower(pattern: Law, q_len: int, kv_len: int, *, block: int = 128, q_offset: 
 
 def _edges(length: int, block: int) -> Int[Tensor, " edges"]:
     return torch.tensor([*range(0, length, block), length])
+
+
+def _looked_into(
+    pattern: Law, classes: Tensor, row_edges: Tensor, col_edges: Tensor, block: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Tiles that some batch row and head have to look into, some at a time.
+
+    Yields:
+        Row of each tile, its column, and its pairs (batch, heads, tiles, block, block).
+    """
+    at_once = max(1, _AT_ONCE // max(1, classes.shape[0] * classes.shape[1] * block * block))
+    partial = (classes == Tile.PARTIAL).flatten(0, 1).any(0)
+    if pattern.batch is None:
+        # Alike for every batch row: the tiles take their place, all of them at once wherever they lie.
+        for some in partial.nonzero().split(at_once):
+            s, t = some.unbind(1)
+            q, k = row_edges[s][:, None] + torch.arange(block), col_edges[t][:, None] + torch.arange(block)
+            allowed = pattern.allows(q.clamp(max=int(row_edges[-1]) - 1), k.clamp(max=int(col_edges[-1]) - 1))
+            real = (q < row_edges[-1])[:, :, None] & (k < col_edges[-1])[:, None]
+            yield s, t, (allowed & real[:, None]).transpose(0, 1)[None]
+        return
+    for s in partial.any(1).nonzero().flatten():
+        for t in partial[s].nonzero().flatten().split(at_once):
+            yield s.expand(t.numel()), t, _evaluate(pattern, row_edges[s : s + 2], col_edges, t, block)
 
 
 def _evaluate(
@@ -123,12 +144,11 @@ def _evaluate(
 def _narrow(
     classes: Int8[Tensor, "batch heads tiles"],
     inside: Bool[Tensor, "batch heads tiles block block"],
-    height: Int[Tensor, "1"],
-    width: Int[Tensor, " tiles"],
+    area: Int[Tensor, " tiles"],
 ) -> Int8[Tensor, "batch heads tiles"]:
     """Exact classes: a tile that was only thought to be partial becomes SKIP or FULL."""
     count = inside.sum((-1, -2))
-    return torch.where(classes == Tile.PARTIAL, grade(count == 0, count == height * width), classes)
+    return torch.where(classes == Tile.PARTIAL, grade(count == 0, count == area), classes)
 
 
 def _packed(tiles: Bool[Tensor, "tiles block block"]) -> list[bytes]:

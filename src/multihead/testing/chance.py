@@ -184,7 +184,7 @@ def _mask(dice: random.Random, sizes: Sizes, numbers: Draw, longest: int) -> tup
 
 
 def _bias(dice: random.Random, sizes: Sizes, numbers: Draw) -> Tensor | ALiBi | RelativeTable | None:
-    kind = dice.choice(("none", "none", "tensor", "holes", "alibi", "table"))
+    kind = dice.choice(("none", "none", "none", "tensor", "holes", "lowest", "alibi", "table"))
     if kind == "none":
         return None
     dtype = dice.choice((torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64))
@@ -195,6 +195,8 @@ def _bias(dice: random.Random, sizes: Sizes, numbers: Draw) -> Tensor | ALiBi | 
         return RelativeTable(table, bidirectional=dice.random() < 0.5, max_distance=dice.choice((20, 128)))
     spread = dice.choice((1.0, 1.0, 3e3))
     bias = _broadcast(dice, sizes, lambda *shape: numbers.normal(*shape, dtype=dtype, spread=spread))
+    if kind == "lowest" and dtype != torch.float64:  # whose lowest number is -inf in float32
+        return bias.masked_fill(bias[..., :1] < 0, torch.finfo(dtype).min)
     return bias.masked_fill(bias < -0.5 * spread, -math.inf) if kind == "holes" else bias
 
 

@@ -1,0 +1,133 @@
+"""The table of measured ratios: what it tells apart, which measurement is nearest, its file."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from attend.oracle import qkv
+from multihead.attend import make_problem, table
+from multihead.attend.table import KINDS, Row, Table, kind_of, packaged, prefers, read_table, write_table
+from multihead.error import MultiheadError
+from multihead.pattern import band, causal, document, everything, nothing, padding, sliding_window
+from multihead.position import ALiBi, alibi_slopes
+
+
+def row(**changed):
+    given = {"variant": "avx2", "dtype": "float32", "kind": "full", "head_dim": 64, "heads": 8, "ratios": {512: 2.0}}
+    return Row(**given | changed)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({}, "full"),
+        ({"mask": everything()}, "full"),
+        ({"mask": causal()}, "causal"),
+        ({"mask": ~causal()}, "causal"),
+        ({"mask": sliding_window(3)}, "window"),
+        ({"mask": band(2, 2) & causal()}, "window"),
+        ({"mask": nothing()}, "mask"),
+        ({"mask": causal() & document(torch.zeros(9).long())}, "mask"),
+        ({"mask": padding(torch.ones(9).bool())}, "mask"),
+        ({"mask": torch.ones(9, 9).bool()}, "mask"),
+        ({"bias": torch.zeros(9, 9)}, "mask"),
+        ({"bias": ALiBi(alibi_slopes(4)), "mask": causal()}, "mask"),
+    ],
+    ids=str,
+)
+def test_kinds_of_calls(options, kind):
+    problem = make_problem(*qkv(q_len=9, kv_len=9), **options)
+    assert kind_of(problem) == kind
+    assert kind in KINDS
+
+
+@pytest.mark.parametrize(
+    ("q_len", "kv_heads", "kind"), [(1, 2, "decode"), (4, 2, "decode"), (5, 2, "full"), (8, 4, "decode")]
+)
+def test_few_queries_that_share_keys_are_decoding(q_len, kv_heads, kind):
+    assert kind_of(make_problem(*qkv(q_len=q_len, kv_heads=kv_heads))) == kind
+
+
+def test_the_nearest_measurement_by_ratios():
+    rows = (
+        row(head_dim=64, ratios={128: 0.5, 2048: 2.0}),
+        row(head_dim=64, heads=384, ratios={128: 1.5}),
+        row(head_dim=128, ratios={512: 3.0}),
+        row(head_dim=128, dtype="bfloat16", ratios={512: 4.0}),
+    )
+    found = Table(measured={}, rows=rows)
+
+    def nearest(**changed):
+        near = found.nearest(row(**changed))
+        return None if near is None else (near[0].head_dim, near[0].heads, near[1])
+
+    assert nearest(ratios={300: 1.0}) == (64, 8, 128)
+    assert nearest(ratios={900: 1.0}) == (64, 8, 2048)
+    assert nearest(head_dim=80, ratios={64: 1.0}) == (64, 8, 128)
+    assert nearest(head_dim=100) == (128, 8, 512)
+    assert nearest(head_dim=1, heads=100) == (64, 384, 128)
+    assert nearest(head_dim=64, ratios={0: 1.0}) == (64, 8, 128)
+    assert nearest(dtype="bfloat16", head_dim=16) == (128, 8, 512)
+    assert nearest(dtype="float16") is None
+    assert nearest(variant="neon") is None
+    assert nearest(kind="decode") is None
+
+
+def test_what_is_preferred_and_why(monkeypatch):
+    slow = Table(measured={}, rows=(row(ratios={8: 0.8}), row(kind="causal", ratios={8: 1.0})))
+    monkeypatch.setattr(table, "packaged", lambda: slow)
+    table._prefers.cache_clear()
+    problem = make_problem(*qkv(heads=8, kv_heads=8, q_len=9, kv_len=9))
+    assert prefers(problem, "avx2") == (
+        "the measured table prefers sdpa for full, float32, on avx2: at head_dim 64, 8 heads and 8 keys ours has 0.80 "
+        "of its speed"
+    )
+    assert prefers(make_problem(*qkv(q_len=9, kv_len=9), mask=causal()), "avx2") is None
+    assert prefers(problem, "neon") == (
+        "the measured table prefers sdpa where nothing was measured: full, float32, on neon"
+    )
+    table._prefers.cache_clear()
+
+
+def test_the_file_is_read_as_it_was_written(tmp_path):
+    rows = (row(ratios={2048: 1.25, 128: 0.5}), row(kind="causal"), row(variant="avx512", ratios={1: 3.0}))
+    path = tmp_path / "winners.json"
+    write_table(path, measured={"avx2": "here, today"}, rows=rows)
+    found = read_table(path.read_text())
+    assert found.measured == {"avx2": "here, today"}
+    assert sorted(found.rows, key=str) == sorted(rows, key=str)
+    assert len(path.read_text().splitlines()) == 3 + 2 + 3 + 3
+    write_table(tmp_path / "again.json", measured=found.measured, rows=reversed(found.rows))
+    assert (tmp_path / "again.json").read_text() == path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("not json", "JSONDecodeError"),
+        ('{"form": 9}', "ValueError: form 9"),
+        ('{"form": 1, "rows": []}', "KeyError: 'measured'"),
+        ("[]", "TypeError"),
+        ('{"form": 1, "measured": {}, "rows": [{"kind": "full", "ratios": {}}]}', "ValueError: the row"),
+        ('{"form": 1, "measured": {}, "rows": [{"kind": "diagonal", "ratios": {"1": 1}}]}', "ValueError: the row"),
+        ('{"form": 1, "measured": {}, "rows": [{"kind": "full", "ratios": {"1": -1}}]}', "ValueError: the row"),
+        ('{"form": 1, "measured": {}, "rows": [{"kind": "full", "ratios": {"1": 1}}]}', "KeyError: 'variant'"),
+    ],
+)
+def test_message_no_table(text, told):
+    with pytest.raises(MultiheadError, match=f"measured ratios, form 1\n  got: {told}.*\n  fix: write it with"):
+        read_table(text)
+
+
+def test_the_packaged_table_has_every_kind_for_what_it_was_measured_on():
+    found = packaged()
+    groups = {(row.variant, row.dtype) for row in found.rows}
+    assert {variant for variant, _ in groups} == set(found.measured)
+    for variant, dtype in groups:
+        assert {row.kind for row in found.rows if (row.variant, row.dtype) == (variant, dtype)} == set(KINDS)
+
+
+def test_few_rows_are_as_many_as_the_kernel_says():
+    source = (Path(__file__).parents[2] / "csrc" / "decode.h").read_text()
+    assert f"FEW_ROWS = {table.FEW_ROWS};" in source
