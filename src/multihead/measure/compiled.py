@@ -99,7 +99,8 @@ def why_not(scene: Scene, able: Sequence[tuple[OfTile[Any], Any]]) -> list[str]:
         able: What is asked, with what each statistic prepared.
     """
     problem = _problem(scene)
-    reasons = [reason for reason in native.why_not(problem) if "AMX" not in reason]
+    with torch.no_grad():  # nothing is learned from what is measured
+        reasons = [reason for reason in native.why_not(problem) if "AMX" not in reason]
     if reasons:
         return reasons
     reasons += [
