@@ -87,7 +87,7 @@ test-all: check
 	python -m pytest -n $(WORKERS) --dist loadgroup
 
 fuzz: $(DEV) $(KERNEL)
-	HYPOTHESIS_PROFILE=fuzz python -m pytest -n $(WORKERS) --timeout 3000 tests/laws
+	HYPOTHESIS_PROFILE=fuzz python -m pytest -n $(WORKERS) --timeout 3000 tests/laws tests/native/test_fuzz.py
 
 fmt: $(DEV)
 	ruff check --fix-only .

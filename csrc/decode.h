@@ -233,8 +233,11 @@ class Chunk {
     float grow[N];
     bool alike = true;
     for (int i = 0; i < N; i++) {
+      if (!scoring_.plain) {
+        finish(panel, r + i, scores_ + i * PANEL);
+        seen[i] &= ~shut_by(bias_);
+      }
       alike &= seen[i] == seen[0];
-      if (!scoring_.plain) finish(panel, r + i, scores_ + i * PANEL);
       grow[i] = weigh(seen[i], scores_ + i * PANEL, &parts[i]);
     }
     if (alike) {

@@ -12,7 +12,10 @@
 namespace mh {
 namespace MH_VARIANT {
 
-constexpr float SLACK = 8.f;  // powers of 2 by which a score may exceed the row's shift
+// Powers of 2 by which a score may exceed the row's shift. None where weights are rounded: the largest weight of a row is
+// then 1, without an error, and in peaked rows it is most of the answer.
+template <class E>
+constexpr float SLACK = std::is_same_v<E, Single> ? 8.f : 0.f;
 
 // The running state of MR rows.
 struct Rows {
@@ -29,7 +32,7 @@ struct Tile {
   int64_t words, width;
   const uint64_t *allowed;  // nullptr: every key
   const float *bias;
-  int keys;                 // those from here on are seen by no row
+  int first, keys;          // keys before the first (a multiple of 16) and from `keys` on are seen by no row
 };
 
 // Weights of MR rows for one panel, as they are multiplied with values: (MR, PANEL) float32 or bfloat16.
@@ -52,8 +55,8 @@ __attribute__((noinline)) void raise(const vf (&most)[MR], const Scoring &scorin
     if (!any_above(most[r], splat(rows.limit[r]))) continue;
     const float top = max_lane(most[r]);
     const float before = rows.shift[r], after = top * scoring.to_shift;
-    const float factor = before == -INF ? 0.f : std::exp2((before - after) * scoring.span);
-    rows.limit[r] = top + SLACK / scoring.to_log2;
+    const float factor = exp2v<true>(splat((before - after) * scoring.span))[0];  // 0 at first
+    rows.limit[r] = top + SLACK<E> / scoring.to_log2;
     rows.shift[r] = after;
     rows.sum[r] = rows.sum[r] * factor;
     weights.grow[r] *= factor;
@@ -113,7 +116,7 @@ MH_INLINE void weigh(const Tile<E> &tile, const Scoring &scoring, int at, Rows &
 
 // out[r][c] = out[r][c] * grow[r] + sum over keys of weight times value, for N vectors of columns from `col` on.
 template <class E, int N>
-MH_INLINE void mix(const Weights<E> &weights, const typename E::Word *v, int64_t width, int keys, float *out) {
+MH_INLINE void mix(const Weights<E> &weights, const typename E::Word *v, int64_t width, int first, int keys, float *out) {
   vf acc[MR][N];
   each<MR>([&](auto r) __attribute__((always_inline)) {
     each<N>([&](auto c) __attribute__((always_inline)) { acc[r][c] = load(out + r * width + c * W); });
@@ -125,7 +128,7 @@ MH_INLINE void mix(const Weights<E> &weights, const typename E::Word *v, int64_t
   }
   const int steps = (keys + E::PER_WORD - 1) / E::PER_WORD;
 #pragma GCC unroll 2
-  for (int j = 0; j < steps; j++) {
+  for (int j = first / E::PER_WORD; j < steps; j++) {
     if constexpr (std::is_same_v<E, Single>) {
       vf value[N];
       each<N>([&](auto c) __attribute__((always_inline)) { value[c] = load(v + j * width + c * W); });
@@ -156,16 +159,17 @@ MH_INLINE void mix(const Weights<E> &weights, const typename E::Word *v, int64_t
 
 // All columns, cut into parts as equal as can be: few vectors in a part leave the multipliers waiting.
 template <class E>
-MH_INLINE void mix_all(const Weights<E> &weights, const typename E::Word *v, int64_t width, int keys, float *out) {
+MH_INLINE void mix_all(const Weights<E> &weights, const typename E::Word *v, int64_t width, int first, int keys,
+                       float *out) {
   const int vectors = static_cast<int>(width / W), parts = (vectors + NV - 1) / NV;
   for (int part = 0, at = 0; part < parts; part++) {
     const int count = (vectors - at + parts - part - 1) / (parts - part), col = at * W;
     if constexpr (NV >= 4) {
-      if (count == 4) mix<E, 4>(weights, v + col, width, keys, out + col);
-      if (count == 3) mix<E, 3>(weights, v + col, width, keys, out + col);
+      if (count == 4) mix<E, 4>(weights, v + col, width, first, keys, out + col);
+      if (count == 3) mix<E, 3>(weights, v + col, width, first, keys, out + col);
     }
-    if (count == 2) mix<E, 2>(weights, v + col, width, keys, out + col);
-    if (count == 1) mix<E, 1>(weights, v + col, width, keys, out + col);
+    if (count == 2) mix<E, 2>(weights, v + col, width, first, keys, out + col);
+    if (count == 1) mix<E, 1>(weights, v + col, width, first, keys, out + col);
     at += count;
   }
 }
@@ -199,7 +203,7 @@ __attribute__((noinline)) void mix_seen(const Weights<E> &weights, const Tile<E>
     alone.grow[0] = weights.raised ? weights.grow[r] : 1.f;
     std::memset(held, 0, sizeof(float) * MR * static_cast<size_t>(width));
     std::memcpy(held, out + r * width, sizeof(float) * static_cast<size_t>(width));
-    mix_all<E>(alone, room, width, tile.keys, held);
+    mix_all<E>(alone, room, width, tile.first, tile.keys, held);
     std::memcpy(out + r * width, held, sizeof(float) * static_cast<size_t>(width));
   }
 }
@@ -210,16 +214,18 @@ __attribute__((noinline)) void attend_tile(const Tile<E> &tile, const Scoring &s
   Weights<E> weights;
   weights.raised = false;
   if constexpr (STRIP == PANEL) {
-    if (tile.keys > 48) weigh<E, 4, PLAIN>(tile, scoring, 0, rows, weights);
-    else if (tile.keys > 32) weigh<E, std::is_same_v<E, Single> ? 3 : 4, PLAIN>(tile, scoring, 0, rows, weights);
-    else if (tile.keys > 16) weigh<E, 2, PLAIN>(tile, scoring, 0, rows, weights);
-    else weigh<E, std::is_same_v<E, Single> ? 1 : 2, PLAIN>(tile, scoring, 0, rows, weights);
+    constexpr bool ONE_BY_ONE = std::is_same_v<E, Single>;  // pairs take two vectors at a time
+    const int first = ONE_BY_ONE ? tile.first : tile.first & ~31, count = tile.keys - first;
+    if (count > 48) weigh<E, 4, PLAIN>(tile, scoring, first, rows, weights);
+    else if (count > 32) weigh<E, ONE_BY_ONE ? 3 : 4, PLAIN>(tile, scoring, first, rows, weights);
+    else if (count > 16) weigh<E, 2, PLAIN>(tile, scoring, first, rows, weights);
+    else weigh<E, ONE_BY_ONE ? 1 : 2, PLAIN>(tile, scoring, first, rows, weights);
   } else {
-    for (int at = 0; at < tile.keys; at += STRIP) weigh<E, NV, PLAIN>(tile, scoring, at, rows, weights);
+    for (int at = tile.first / STRIP * STRIP; at < tile.keys; at += STRIP) weigh<E, NV, PLAIN>(tile, scoring, at, rows, weights);
   }
   // Values that are infinite or NaN, and keys that not every row may see.
   if (__builtin_expect(strange != nullptr, 0)) mix_seen<E>(weights, tile, rows.out, strange);
-  else mix_all<E>(weights, tile.v, tile.width, tile.keys, rows.out);
+  else mix_all<E>(weights, tile.v, tile.width, tile.first, tile.keys, rows.out);
 }
 
 }  // namespace MH_VARIANT

@@ -137,22 +137,30 @@ class Task {
 
   template <class Fill>
   void step(int64_t at, const uint64_t *allowed, bool strange, const Fill &fill) {
-    uint64_t any = ~uint64_t{0};
+    uint64_t any = ~uint64_t{0}, words[MR];
+    if (!scoring_.plain) fill(room_.bias);
+    if (strange && !scoring_.plain) allowed = without_shut(allowed, words);
     if (allowed) {
       any = 0;
       for (int r = 0; r < MR; r++) any |= allowed[r];
+      if (any == 0) return;
     }
     const Tile<E> tile{room_.q + at * MR * words_, room_.k, room_.v, words_, width_, allowed, room_.bias,
-                       PANEL - __builtin_clzll(any)};
+                       __builtin_ctzll(any) & ~15, PANEL - __builtin_clzll(any)};
     Rows rows{room_.limit + at * MR, room_.shift + at * MR, room_.sum + at * MR, room_.rounded + at * MR,
               room_.out + at * MR * width_};
     Word *apart = strange && allowed ? room_.strange : nullptr;
-    if (scoring_.plain) {
-      attend_tile<E, true>(tile, scoring_, rows, apart);
-    } else {
-      fill(room_.bias);
-      attend_tile<E, false>(tile, scoring_, rows, apart);
+    if (scoring_.plain) attend_tile<E, true>(tile, scoring_, rows, apart);
+    else attend_tile<E, false>(tile, scoring_, rows, apart);
+  }
+
+  // The words without the keys that a bias of -inf shuts: where values are no numbers, they must not be looked at.
+  const uint64_t *without_shut(const uint64_t *allowed, uint64_t *words) const {
+    for (int r = 0; r < MR; r++) {
+      const float *bias = room_.bias + r * PANEL;
+      words[r] = (allowed ? allowed[r] : ~uint64_t{0}) & ~shut_by(bias);
     }
+    return words;
   }
 
   void finish(int64_t g, int64_t i) {

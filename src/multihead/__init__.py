@@ -120,7 +120,9 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'multihead' has no attribute {name!r}")
-    return getattr(import_module(f"multihead.{_HOME_OF[name]}"), name)
+    found = getattr(import_module(f"multihead.{_HOME_OF[name]}"), name)
+    globals()[name] = found  # found without this function from now on
+    return found
 
 
 def __dir__() -> list[str]:

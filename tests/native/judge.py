@@ -68,12 +68,11 @@ class Verdict:
                 else problem.mask.mask(problem.q_len, problem.kv_len, q_offset=problem.q_offset or 0)
             )
         bias, group = p.bias_rows(), problem.group
-        # Keys that only a bias of -inf shuts: their values must be numbers, or the kernel's output is none.
-        by_mask, seen = seen, seen if bias is None else seen & ~bias.isneginf()
+        seen = seen if bias is None else seen & ~bias.isneginf()
         k, v = (x.repeat_interleave(group, 1) for x in (p.k, p.v))
         strange = (~problem.v.isfinite()).repeat_interleave(group, 1).double()
         # Columns that a row sees something strange in; only where it has weight is it sure to come out strange.
-        self.touched = by_mask.expand(weights.shape).double() @ strange > 0
+        self.touched = seen.expand(weights.shape).double() @ strange > 0
         self.strange = (seen & (weights > 1e-6)).double() @ strange > 0
         share = weights.nan_to_num() * seen
         magnitude = share @ v.abs()
