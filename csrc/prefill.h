@@ -139,7 +139,7 @@ class Task {
   void step(int64_t at, const uint64_t *allowed, bool strange, const Fill &fill) {
     uint64_t any = ~uint64_t{0}, words[MR];
     if (!scoring_.plain) fill(room_.bias);
-    if (strange && !scoring_.plain) allowed = without_shut(allowed, words);
+    if (p_.bias.dense) allowed = without_shut(allowed, words);
     if (allowed) {
       any = 0;
       for (int r = 0; r < MR; r++) any |= allowed[r];
@@ -154,13 +154,15 @@ class Task {
     else attend_tile<E, false>(tile, scoring_, rows, apart);
   }
 
-  // The words without the keys that a bias of -inf shuts: where values are no numbers, they must not be looked at.
+  // The words without the keys that a bias of -inf shuts: like any key that may not be seen they are not looked at, whatever
+  // they and their values hold.
   const uint64_t *without_shut(const uint64_t *allowed, uint64_t *words) const {
+    uint64_t every = ~uint64_t{0};
     for (int r = 0; r < MR; r++) {
-      const float *bias = room_.bias + r * PANEL;
-      words[r] = (allowed ? allowed[r] : ~uint64_t{0}) & ~shut_by(bias);
+      words[r] = (allowed ? allowed[r] : ~uint64_t{0}) & ~shut_by(room_.bias + r * PANEL);
+      every &= words[r];
     }
-    return words;
+    return every == ~uint64_t{0} ? nullptr : words;
   }
 
   void finish(int64_t g, int64_t i) {

@@ -45,11 +45,11 @@ MH_INLINE float number_at(const void *data, int32_t dtype, int64_t at) {
   return to_float(static_cast<const half *>(data)[at]);
 }
 
-// Keys of a panel that a bias shuts.
-inline uint64_t shut_by(const float *bias) {
-  uint64_t word = 0;
-  for (int j = 0; j < PANEL; j++) word |= static_cast<uint64_t>(bias[j] == -INF) << j;
-  return word;
+// Keys of a panel that a bias of -inf shuts.
+MH_INLINE uint64_t shut_by(const float *bias) {
+  int32_t bits[PANEL];
+  std::memcpy(bits, bias, sizeof bits);
+  return bits_of_equal(bits, static_cast<int32_t>(0xff800000u), PANEL);
 }
 
 // Softcap and bias of one batch row and head.

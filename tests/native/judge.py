@@ -36,7 +36,7 @@ ROUNDED = {torch.float32: U, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
 def exact(problem):
-    """The problem in float64, with values of 0 where they are infinite or NaN."""
+    """The problem in float64, with values of 0 where they are infinite or NaN, and a mask where a bias is -inf."""
 
     def wide(x):
         return x.double() if isinstance(x, torch.Tensor) else x
@@ -44,13 +44,28 @@ def exact(problem):
     bias, n = problem.bias, problem.normaliser
     if bias is not None:
         bias = wide(bias) if isinstance(bias, torch.Tensor) else bias.with_weight(wide(bias.weight))
+    mask = problem.mask
+    if isinstance(bias, torch.Tensor) and bool(bias.isneginf().any()):
+        shut = bias.isneginf()
+        bias, mask = bias.masked_fill(shut, 0), ~shut if mask is None else allowed(problem) & ~shut
     return dataclasses.replace(
         problem,
+        mask=mask,
         q=wide(problem.q),
         k=wide(problem.k),
         v=wide(problem.v).nan_to_num(nan=0, posinf=0, neginf=0),
         bias=bias,
         normaliser=dataclasses.replace(n, sinks=wide(n.sinks)),
+    )
+
+
+def allowed(problem):
+    """The mask of a problem as a tensor."""
+    mask = problem.mask
+    return (
+        mask
+        if isinstance(mask, torch.Tensor)
+        else mask.mask(problem.q_len, problem.kv_len, q_offset=problem.q_offset or 0)
     )
 
 
@@ -61,14 +76,9 @@ class Verdict:
         p = exact(problem)
         self.out, self.lse, weights = define(p)
         seen = weights.new_ones(weights.shape, dtype=torch.bool)
-        if problem.mask is not None:
-            seen = seen & (
-                problem.mask
-                if isinstance(problem.mask, torch.Tensor)
-                else problem.mask.mask(problem.q_len, problem.kv_len, q_offset=problem.q_offset or 0)
-            )
+        if p.mask is not None:
+            seen = seen & allowed(p)
         bias, group = p.bias_rows(), problem.group
-        seen = seen if bias is None else seen & ~bias.isneginf()
         k, v = (x.repeat_interleave(group, 1) for x in (p.k, p.v))
         strange = (~problem.v.isfinite()).repeat_interleave(group, 1).double()
         # Columns that a row sees something strange in; only where it has weight is it sure to come out strange.
