@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 namespace mh {
 namespace {
@@ -60,10 +61,21 @@ Shape k_shape(const mh_problem &p) { return {{p.batch, p.kv_heads, p.kv_len, p.h
 Shape v_shape(const mh_problem &p) { return {{p.batch, p.kv_heads, p.kv_len, p.v_head_dim}}; }
 Shape out_shape(const mh_problem &p) { return {{p.batch, p.heads, p.q_len, p.v_head_dim}}; }
 
+// Whether the product of sizes stays far below what an int64_t holds, so that bytes of it can be counted.
+bool product_fits(int64_t a, int64_t b, int64_t c, int64_t d) {
+  int64_t product = 1;
+  for (int64_t size : {a, b, c, d})
+    if (__builtin_mul_overflow(product, size > 1 ? size : 1, &product) || product > (int64_t{1} << 48)) return false;
+  return true;
+}
+
 int check_sizes(const mh_problem &p) {
   if (!fits(p.batch, MOST) || !fits(p.heads, MOST) || !fits(p.kv_heads, MOST)) return MH_BAD_SIZE;
   if (!fits(p.q_len, MOST) || !fits(p.kv_len, MOST)) return MH_BAD_SIZE;
   if (!fits(p.head_dim, MOST_DIM) || !fits(p.v_head_dim, MOST_DIM)) return MH_BAD_SIZE;
+  if (!product_fits(p.batch, p.heads, p.q_len, p.head_dim) || !product_fits(p.batch, p.heads, p.q_len, p.v_head_dim) ||
+      !product_fits(p.batch, p.heads, p.kv_len, p.head_dim) || !product_fits(p.batch, p.heads, p.kv_len, p.v_head_dim))
+    return MH_BAD_SIZE;
   if (p.heads > 0 && (p.kv_heads == 0 || p.heads % p.kv_heads != 0)) return MH_BAD_SIZE;
   if (p.threads < 1 || p.threads > 4096) return MH_BAD_SIZE;
   if (p.dtype != MH_F32 && p.dtype != MH_BF16 && p.dtype != MH_F16) return MH_BAD_DTYPE;
@@ -80,6 +92,7 @@ int check_map(const mh_problem &p) {
   const mh_mask &m = p.mask;
   if (!m.tile_class) return m.tile_index || m.tile_bits || m.tile_count ? MH_BAD_MASK : MH_OK;
   if (m.q_tiles != (p.q_len + 63) / 64 || m.k_tiles != (p.kv_len + 63) / 64) return MH_BAD_MASK;
+  if (!product_fits(p.batch, p.heads, m.q_tiles, m.k_tiles)) return MH_BAD_SIZE;
   if (!fits(m.tile_count, MOST) || (m.tile_count > 0 && !m.tile_bits)) return MH_BAD_MASK;
   if (!aligned(m.tile_bits, 8) || !aligned(m.tile_index, 4)) return MH_BAD_POINTER;
   const int64_t area = m.q_tiles * m.k_tiles;

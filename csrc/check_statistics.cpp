@@ -49,8 +49,7 @@ int check_pairs(const mh_problem &p, const mh_wanted &w) {
     if (!aligned(s.q_ids, 4) || !aligned(s.k_ids, 4)) return MH_BAD_POINTER;
     for (int64_t stride : {s.q_ids_batch, s.k_ids_batch, s.dense_batch, s.dense_head, s.dense_row})
       if (!fits(stride, MOST)) return MH_BAD_STRIDE;
-    if (!s.dense) continue;
-    if (!fits(s.dense_keys, p.kv_len) || !fits(s.dense_first, p.kv_len - s.dense_keys)) return MH_BAD_MASK;
+    if (s.dense && (!fits(s.dense_keys, p.kv_len) || !fits(s.dense_first, p.kv_len - s.dense_keys))) return MH_BAD_MASK;
     if (s.without != INT64_MIN && !fits(s.without, MOST) && !fits(-s.without, MOST)) return MH_BAD_NUMBER;
   }
   return MH_OK;

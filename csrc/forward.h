@@ -17,6 +17,8 @@ namespace MH_VARIANT {
 template <class E>
 constexpr float SLACK = std::is_same_v<E, Single> ? 8.f : 0.f;
 
+constexpr float NEAR = 65536.f;  // shifts below it are exact to 2^-9, and the products taken off them as well
+
 // The running state of MR rows.
 struct Rows {
   float *limit;  // a score above it raises the shift
@@ -88,11 +90,17 @@ MH_INLINE void weigh(const Tile<E> &tile, const Scoring &scoring, int at, Rows &
   if (__builtin_expect(above, 0)) raise<E, N>(most, scoring, at, rows, weights);
   const vf to_log2 = splat(scoring.to_log2);
   each<MR>([&](auto r) __attribute__((always_inline)) {
-    const vf shift = splat(rows.shift[r] == -INF ? 0.f : rows.shift[r]);
+    const float held = rows.shift[r] == -INF ? 0.f : rows.shift[r];
+    const vf shift = splat(held);
+    // A shift is a rounded product: of huge scores the unrounded one may be far from it.
+    const bool near = __builtin_expect(PLAIN && held < NEAR && held > -NEAR, PLAIN);
     vf sum = rows.sum[r], e[N];
     each<N>([&](auto c) __attribute__((always_inline)) {
       // With a bias the shift comes off first: scores may be so low that to_log2 times them is no number any more.
-      const vf t = PLAIN ? fms(acc[r][c], to_log2, shift) : (acc[r][c] - shift) * to_log2;
+      vf t;
+      if (near) t = fms(acc[r][c], to_log2, shift);
+      else if (PLAIN) t = rounded(acc[r][c] * to_log2) - shift;
+      else t = (acc[r][c] - shift) * to_log2;
       e[c] = exp2v<std::is_same_v<E, Single>>(t);
       sum += e[c];
     });

@@ -18,7 +18,7 @@ inline Settled settle(float sum, float over, double shift, const float *sink) {
     return {1.f / over, static_cast<float>(shift + std::log(static_cast<double>(sum)))};
   }
   const double logit = static_cast<double>(*sink);
-  if (sum == 0.f) return {0.f, *sink};
+  if (sum == 0.f || logit == INF) return {0.f, *sink};
   const double keys = shift + std::log(static_cast<double>(sum));
   const double top = keys > logit ? keys : logit;
   const double lse = top == -INF ? top : top + std::log(std::exp(keys - top) + std::exp(logit - top));

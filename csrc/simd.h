@@ -96,6 +96,16 @@ MH_INLINE vf fms(vf a, vf b, vf c) {  // a * b - c
 #endif
 }
 
+// The number as it is, rounded: what comes next is not joined with the product before it.
+MH_INLINE vf rounded(vf x) {
+#if defined(__x86_64__)
+  asm("" : "+v"(x));
+#elif defined(__aarch64__)
+  asm("" : "+w"(x));
+#endif
+  return x;
+}
+
 // The larger; the second where either is NaN, so a NaN in the second stays.
 MH_INLINE vf vmax(vf a, vf b) {
 #if defined(__AVX512F__)

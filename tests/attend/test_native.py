@@ -246,3 +246,44 @@ def test_short_dtypes_are_as_near_to_the_exact_result_as_torchs_kernel(dtype, ke
         ours += float((attention(q, k, v, backend="native").double() - exact).square().sum())
         torchs += float((scaled_dot_product_attention(q, k, v).double() - exact).square().sum())
     assert ours**0.5 <= 1.01 * torchs**0.5
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1e6, 1e10, 1e15])
+@pytest.mark.parametrize("q_len", [1, 20])
+def test_of_huge_scores_the_largest_takes_all_weight(size, dtype, q_len):
+    q, k, v = (
+        x.to(dtype) for x in (torch.randn(1, 2, q_len, 8) * size, torch.randn(1, 2, 20, 8), torch.randn(1, 2, 20, 8))
+    )
+    top = (q.double() @ k.double().mT).argmax(-1)
+    attended = attention_lse(q, k, v, backend="native")
+    chosen = v.gather(2, top[..., None].expand(-1, -1, -1, 8))
+    # Two keys whose scores differ by less than they are rounded share the weight: rare, and then between both.
+    assert float((attended.out == chosen).all(-1).float().mean()) > 0.9
+    assert bool(attended.lse.isfinite().all())
+
+
+@needs_kernel
+def test_numbers_that_torch_only_thinks_negative_are_read_as_they_are():
+    q, k, v = qkv()
+    half = torch.complex(torch.randn(q.shape[2], k.shape[2]), torch.randn(q.shape[2], k.shape[2])).conj()
+    bias, sinks = half.imag, torch.complex(torch.randn(q.shape[1]), torch.randn(q.shape[1])).conj().imag
+    assert bias.is_neg()
+    for options in ({"bias": bias}, {"normaliser": Softmax(sinks=sinks)}):
+        both = [attention(q, k, v, backend=backend, **options) for backend in ("native", "tiled")]
+        assert near(*both, 1e-5)
+
+
+@needs_kernel
+def test_an_infinite_sink_takes_all_weight():
+    attended = attention_lse(
+        *qkv(), normaliser=Softmax(sinks=torch.full((qkv()[0].shape[1],), torch.inf)), backend="native"
+    )
+    assert not attended.out.any()
+    assert bool((attended.lse == torch.inf).all())
+
+
+def test_a_softcap_that_caps_nothing_is_refused(built):
+    (reason,) = native.why_not(make_problem(*qkv(), softcap=1e31))
+    assert reason == "softcap 1e+31 is over 1e+30, where it caps nothing"

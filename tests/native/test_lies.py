@@ -103,6 +103,8 @@ NUMBERS = {
         ("head_dim", 513),
         ("head_dim", -1),
         ("v_head_dim", 513),
+        ("batch", 2**39),
+        ("heads", 2**40),
         ("threads", 0),
         ("threads", -1),
         ("threads", 5000),

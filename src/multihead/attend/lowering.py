@@ -118,7 +118,7 @@ def bias_parts(problem: Problem) -> BiasParts:
     if bias is None:
         return BiasParts()
     if isinstance(bias, Tensor):
-        dense = bias.detach()
+        dense = bias.detach().resolve_neg()  # the kernel reads memory, not what torch makes of it
         return BiasParts(dense=dense.float() if dense.dtype == torch.float64 else dense)
     if isinstance(bias, ALiBi):
         return BiasParts(slopes=_plain(bias.slopes))
@@ -144,7 +144,7 @@ def _watched() -> bool:
 
 
 def _plain(numbers: Tensor) -> Tensor:
-    return numbers.detach().to(torch.float32).contiguous()
+    return numbers.detach().resolve_neg().to(torch.float32).contiguous()
 
 
 def _of_tensor(mask: Tensor, kv_len: int) -> MaskParts:

@@ -23,6 +23,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 _BUILD = "install a C++ compiler (g++ or clang++), then multihead again from its sources"
 _FARTHEST = 2**40  # of an offset
+_HIGHEST_CAP = 1e30
 _RANGE = torch.finfo(torch.float32)
 # (variant, threads) that a test asked for; 0 leaves it to the kernel and to torch.
 _FORCED: ContextVar[tuple[int, int]] = ContextVar("multihead.attend.native", default=(0, 0))
@@ -91,6 +92,8 @@ def _beyond(problem: Problem) -> list[str]:
     for name, number in numbers.items():
         if number and not _RANGE.tiny <= abs(number) <= _RANGE.max:
             reasons.append(f"{name} {number:g} is beyond the numbers of float32")
+    if (problem.softcap or 0.0) > _HIGHEST_CAP:
+        reasons.append(f"softcap {problem.softcap:g} is over {_HIGHEST_CAP:g}, where it caps nothing")
     if abs(problem.q_offset or 0) > _FARTHEST:
         reasons.append(f"q_offset {problem.q_offset} is beyond +-2**40")
     return reasons

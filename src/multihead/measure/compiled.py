@@ -126,6 +126,8 @@ def _odd_numbers(problem: Problem) -> list[str]:
     bias = problem.bias
     if isinstance(bias, Tensor) and bias.numel() and not float(bias.amax()) < _MOST:
         return ["the bias holds NaN or infinity"]
+    if bias is not None and not isinstance(bias, Tensor) and not _size(bias.weight) < _MOST:
+        return [f"{bias} holds NaN, infinity or numbers too large"]
     sinks = sink_logits(problem)
     return [] if sinks is None or bool((sinks < _MOST).all()) else ["a sink is NaN or infinite"]
 
