@@ -208,6 +208,11 @@ int check_problem(const mh_problem *problem) {
   return check_mask(p);
 }
 
+bool overlaps_inputs(const mh_problem &p, const void *from, int64_t bytes) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(from);
+  return aliased(p, {at, at + static_cast<uintptr_t>(bytes)});
+}
+
 int check_output(const mh_problem &p, const mh_tensor *out, const float *lse) {
   if (!out) return MH_BAD_POINTER;
   const Shape shape = out_shape(p);

@@ -55,6 +55,42 @@ int check_pairs(const mh_problem &p, const mh_wanted &w) {
   return MH_OK;
 }
 
+// Each output beside everything that is read and every other output.
+int check_overlap(const mh_problem &p, const mh_wanted &w, const mh_found &f) {
+  const int64_t heads = p.batch * p.heads, rows = heads * w.row_count, sets = w.pair_sets * rows, keys = heads * p.kv_len;
+  int64_t sunk = 0;
+  for (int64_t b = 0; w.sunk && b < p.batch; b++)
+    for (int64_t j = 0; j < p.kv_len; j++) sunk += w.sunk[b * w.sunk_batch + j] != 0;
+  sunk *= p.heads * w.row_count;
+  const int64_t map = heads * w.bins * w.bins;
+  const struct {
+    const void *data;
+    int64_t bytes;
+  } outputs[] = {
+      {f.sees, 4 * rows},         {f.sees_sunk, 4 * rows},        {f.top_key, 4 * rows},
+      {f.peak, 4 * rows},         {f.top, 4 * rows},              {f.entropy, 4 * rows},
+      {f.sink, 4 * rows},         {f.sunk, 4 * rows},             {f.left, 4 * rows},
+      {f.left_entropy, 4 * rows}, {f.squares, 4 * rows},          {f.distance, 4 * rows},
+      {f.distance_absolute, 4 * rows},                            {f.lse, 4 * rows},
+      {f.offsets, 4 * MH_OFFSETS * rows},                         {f.octaves, 8 * MH_OCTAVES * rows},
+      {f.sunk_weights, 4 * sunk}, {f.sunk_seen, sunk},            {f.columns, 8 * keys},
+      {f.pooled, 8 * map},        {f.pooled_content, 8 * map},    {f.gram, 8 * heads * p.heads},
+      {f.pair_weight, 4 * sets},  {f.pair_sunk, 4 * sets},        {f.pair_seen, 4 * sets},
+      {f.pair_seen_sunk, 4 * sets},                               {f.pair_top, sets},
+      {f.leaks, p.batch},
+  };
+  for (const auto &one : outputs) {
+    if (!one.data || one.bytes == 0) continue;
+    if (overlaps_inputs(p, one.data, one.bytes)) return MH_ALIASED;
+    for (const auto &other : outputs) {
+      const uintptr_t a = reinterpret_cast<uintptr_t>(one.data), b = reinterpret_cast<uintptr_t>(other.data);
+      if (&other != &one && other.data && a < b + static_cast<uintptr_t>(other.bytes) && b < a + static_cast<uintptr_t>(one.bytes))
+        return MH_ALIASED;
+    }
+  }
+  return MH_OK;
+}
+
 }  // namespace
 
 int check_wanted(const mh_problem &p, const mh_wanted *wanted, const mh_found *found) {
@@ -80,7 +116,7 @@ int check_wanted(const mh_problem &p, const mh_wanted *wanted, const mh_found *f
     if (!aligned(made, 4)) return MH_BAD_POINTER;
   for (const double *made : {found->columns, found->pooled, found->pooled_content, found->gram})
     if (!aligned(made, 8)) return MH_BAD_POINTER;
-  return MH_OK;
+  return check_overlap(p, w, *found);
 }
 
 }  // namespace mh

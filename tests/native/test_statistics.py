@@ -1,5 +1,6 @@
 """What one pass of the kernel finds is what the whole matrix of weights says."""
 
+import ctypes
 import dataclasses
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 
 from multihead.error import MultiheadError
 from multihead.native import load
-from multihead.native.statistics import Pairs, find
+from multihead.native.abi import CProblem, CTensor, Status
+from multihead.native.statistics import CFound, CWanted, Pairs, find
 from native.oracle_statistics import case, expect, problem_of
 
 LIBRARY = load()
@@ -163,3 +165,31 @@ def test_what_contradicts_itself_is_refused(change, words):
     with pytest.raises(MultiheadError, match=words):
         find(LIBRARY, problem, dataclasses.replace(c.wanted, **change), gram=False)
     del held
+
+
+def call_with(outputs):
+    """The code of the C entry for small tensors, and whether q and a buffer, in which outputs lie, are as before."""
+    q, k, buffer = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 7, 8), torch.zeros(4096)
+    centers = torch.arange(5)
+    problem = CProblem(abi=1, threads=1, batch=1, heads=2, kv_heads=2, q_len=5, kv_len=7, head_dim=8, scale=0.3)
+    problem.q, problem.k = (CTensor(x.data_ptr(), *x.stride()[:3]) for x in (q, k))
+    wanted = CWanted(abi=1, bins=1, row_count=5, centers=centers.data_ptr(), least=2)
+    found = CFound()
+    for name, (where, at) in outputs.items():
+        setattr(found, name, {"q": q, "buffer": buffer}[where].data_ptr() + at)
+    before = q.clone(), buffer.clone()
+    status = Status(load().c.mh_statistics(*(ctypes.byref(part) for part in (problem, wanted, found))))
+    untouched = torch.equal(q, before[0]) and torch.equal(buffer, before[1])
+    return status, untouched
+
+
+def test_outputs_over_inputs_or_each_other_are_refused():
+    assert call_with({"peak": ("buffer", 0), "lse": ("buffer", 40), "columns": ("buffer", 80)}) == (Status.OK, False)
+    for lie in (
+        {"peak": ("q", 0)},
+        {"columns": ("q", 64)},
+        {"peak": ("buffer", 0), "lse": ("buffer", 0)},
+        {"peak": ("buffer", 0), "lse": ("buffer", 36)},
+        {"offsets": ("buffer", 0), "leaks": ("buffer", 1319)},
+    ):
+        assert call_with(lie) == (Status.ALIASED, True), lie
