@@ -127,7 +127,7 @@ class LastLook {
         for (int c = piece.from / W; c <= (piece.to - 1) / W; c++)
           total += pick(static_cast<uint32_t>(keys >> (c * W)), held[c], vf{});
       }
-      pooled[piece.bin] += static_cast<double>(sum_of(total));
+      pooled[piece.bin] += static_cast<double>(sum_lanes(total));
     }
   }
 
@@ -160,7 +160,7 @@ class LastLook {
     for (int64_t h = 0; h < heads_; h++) {
       for (int64_t g = 0; g <= h; g++) {
         vf &held = b_.products[h * padded_ + g];
-        sums_.gram[h * heads_ + g] += static_cast<double>(sum_of(held));
+        sums_.gram[h * heads_ + g] += static_cast<double>(sum_lanes(held));
         held = vf{};
       }
       for (int64_t g = h + 1; g < round_up(h + 1, SIDE); g++) b_.products[h * padded_ + g] = vf{};

@@ -7,32 +7,6 @@
 namespace mh {
 namespace MH_VARIANT {
 
-// Which of up to 64 ids equal one.
-MH_INLINE uint64_t equal_ids(const int32_t *ids, int64_t count, int32_t id) {
-  uint64_t word = 0;
-#if defined(__AVX512F__)
-  if (count == PANEL) {
-    const __m512i one = _mm512_set1_epi32(id);
-    for (int c = 0; c < 4; c++)
-      word |= static_cast<uint64_t>(_mm512_cmpeq_epi32_mask(one, _mm512_loadu_si512(ids + c * 16))) << (c * 16);
-    return word;
-  }
-#endif
-  for (int64_t j = 0; j < count; j++) word |= static_cast<uint64_t>(ids[j] == id) << j;
-  return word;
-}
-
-// 64 bytes of 0 or 1 as a word.
-MH_INLINE uint64_t bits_of_line(const uint8_t *byte, int64_t count) {
-#if defined(__AVX512BW__)
-  if (count == PANEL) {
-    const __m512i x = _mm512_loadu_si512(byte);
-    return _mm512_test_epi8_mask(x, x);
-  }
-#endif
-  return bits_of_bytes(byte, 1, count);
-}
-
 template <class E>
 class PairSets {
  public:
@@ -85,8 +59,8 @@ class PairSets {
       if (own >= 0 && own < PANEL) word &= ~(uint64_t{1} << own);
     }
     if (pairs.q_ids)
-      word &= equal_ids(pairs.k_ids + f_.batch * pairs.k_ids_batch + key, keys,
-                        pairs.q_ids[f_.batch * pairs.q_ids_batch + place]);
+      word &= bits_of_equal(pairs.k_ids + f_.batch * pairs.k_ids_batch + key,
+                            pairs.q_ids[f_.batch * pairs.q_ids_batch + place], keys);
     if (pairs.dense && word) word &= dense_word(pairs, head, key, keys, r);
     return word;
   }
@@ -97,7 +71,7 @@ class PairSets {
     if (from >= to) return 0;
     const uint8_t *line = pairs.dense + f_.batch * pairs.dense_batch + head * pairs.dense_head +
                           (b_.first + r) * pairs.dense_row + (from - pairs.dense_first);
-    return bits_of_line(line, to - from) << (from - key);
+    return bits_of_bytes(line, 1, to - from) << (from - key);
   }
 
   void measure(int64_t set, int64_t head, int64_t tile) {
@@ -140,7 +114,7 @@ class PairSets {
         const vf e = load(line + c * W);
         total += pick(static_cast<uint32_t>(word >> (c * W)), e * e, vf{});
       }
-      content = sum_of(total);
+      content = sum_lanes(total);
     }
     sum.content += static_cast<double>(content);
   }

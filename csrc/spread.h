@@ -33,14 +33,6 @@ MH_INLINE vf root_of(vf below, vf half_log2) {
   return exp2_near(shifted, fms(below, half_log2, shifted - magic));
 }
 
-MH_INLINE float sum_of(vf x) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_add_ps(x);
-#else
-  return sum_lanes(x);
-#endif
-}
-
 // First key of a segment of a row: segments rise with the keys, from far back to far ahead.
 MH_INLINE int64_t segment_start(int64_t center, int segment) {
   if (segment <= 0) return INT64_MIN;
@@ -79,8 +71,8 @@ class Spread {
   void end(int64_t r) {
     const int segment = b_.segment[r];
     float *segments = b_.segments + r * SEGMENTS;
-    segments[segment] += sum_of(b_.mass[r]);
-    float ahead = sum_of(b_.reach[r]);
+    segments[segment] += sum_lanes(b_.mass[r]);
+    float ahead = sum_lanes(b_.reach[r]);
     if (segment <= BACK) {
       b_.back[r] = ahead;
       ahead = 0.f;
@@ -121,7 +113,7 @@ class Spread {
     b_.limit[r] = ref + SLACK / (2.f * f_.half_log2);
     if (before == -INF) return;
     const float by = ref - before, root = std::exp2((before - ref) * f_.half_log2), factor = root * root;
-    const float content = static_cast<float>(content_of(r)) + sum_of(b_.mass[r]);
+    const float content = static_cast<float>(content_of(r)) + sum_lanes(b_.mass[r]);
     b_.level[r][0] -= by * content;
     b_.level[r] = b_.level[r] * factor;
     b_.mass[r] = b_.mass[r] * factor;
@@ -254,10 +246,10 @@ class Spread {
   // The row leaves a segment.
   void flush(int64_t r) {
     const int segment = b_.segment[r];
-    b_.segments[r * SEGMENTS + segment] += sum_of(b_.mass[r]);
+    b_.segments[r * SEGMENTS + segment] += sum_lanes(b_.mass[r]);
     b_.mass[r] = vf{};
     if (segment == BACK) {
-      b_.back[r] = sum_of(b_.reach[r]);
+      b_.back[r] = sum_lanes(b_.reach[r]);
       b_.reach[r] = vf{};
     }
     b_.segment[r] = segment + 1;
@@ -276,7 +268,7 @@ class Spread {
     b_.scale[r] = static_cast<float>(share);
     const bool counts = kept && b_.sees[r] >= f_.wanted.least;
     b_.factor[head_ * f_.block_rows + r] = counts ? static_cast<float>(std::sqrt(share)) : 0.f;
-    const double level = static_cast<double>(sum_of(b_.level[r])) * unit;
+    const double level = static_cast<double>(sum_lanes(b_.level[r])) * unit;
     const double sunk_level = static_cast<double>(b_.sunk_level[r]) * unit;
     const double of_left = (left * log_all - level) * share, of_sunk = (sunk * log_all - sunk_level) * share;
     const double peak = static_cast<double>(b_.peak[r]) * unit, rest = left * share, given = sink * share;
@@ -295,7 +287,7 @@ class Spread {
     tell(f_.found.sunk, sunk * share);
     tell(f_.found.left, rest);
     tell(f_.found.left_entropy, positive(of_left - entropy_of(rest)));
-    tell(f_.found.squares, static_cast<double>(sum_of(b_.square[r])) * share * share);
+    tell(f_.found.squares, static_cast<double>(sum_lanes(b_.square[r])) * share * share);
     const double back = static_cast<double>(b_.back[r]);
     tell(f_.found.distance, (back + ahead) * share);
     tell(f_.found.distance_absolute, (back - ahead) * share);

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from built import needs_kernel
 from hooks.families import FAMILIES
 from measure.calls import classes, make_call
 from measure.test_statistics import MAKE
@@ -17,12 +18,10 @@ from multihead.measure.recorder import Recorder
 from multihead.measure.sample import Sampler, sample_block
 from multihead.measure.statistic import DEFAULT_TARGETS, target, token_class
 from multihead.measure.sweep import sweep_blocks
-from multihead.native import load
 from multihead.pattern import causal, distance, document, global_tokens, sliding_window
 from multihead.position import RelativeTable
 from multihead.record import Document
 
-needs_kernel = pytest.mark.skipif(load() is None, reason="the compiled kernel was not built")
 EXTRA = {
     "near": sliding_window(5),
     "ahead": ~causal(),

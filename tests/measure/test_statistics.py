@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from built import NATIVE
 from measure.calls import assert_same, expect, make_call, take
 from multihead.attend import Softmax
-from multihead.native import load
 from multihead.pattern import band, causal, padding, per_head, sliding_window
 from multihead.position import ALiBi, RelativeTable, alibi_slopes
 
@@ -83,10 +83,7 @@ NEED_IDS = (
 )
 
 
-BACKENDS = (
-    pytest.param("native", marks=pytest.mark.skipif(load() is None, reason="the compiled kernel was not built")),
-    "torch",
-)
+BACKENDS = (NATIVE, "torch")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 import torch
 
+from built import needs_kernel
 from multihead.error import MultiheadError
 from multihead.native import load
 from multihead.native.abi import CProblem, CTensor, Status
@@ -14,7 +15,6 @@ from native.oracle_statistics import case, expect, problem_of
 
 LIBRARY = load()
 VARIANTS = () if LIBRARY is None else LIBRARY.variants()
-needs_kernel = pytest.mark.skipif(LIBRARY is None, reason="the compiled kernel was not built")
 pytestmark = needs_kernel
 
 

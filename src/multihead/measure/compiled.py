@@ -160,7 +160,7 @@ class Kernel:
         self._pairs = {id(facts): facts for _, facts in able if _has_pairs(facts)}
         self._gram = any(quantity.pairs for statistic, _ in able for quantity in statistic.quantities)
         variant, self._threads = native.asked(library)
-        self.words = f"compiled kernel, {variant.name.lower()}"
+        self.words = kernel_words()
         self._held, self._problem = self._pack(int(variant))
         self._packed = kernel.Packed(library, self._problem)
         edges = scene.k_edges()
