@@ -1,6 +1,6 @@
 """The module: projections, heads, concatenation, output projection."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 from typing import cast
 
@@ -8,15 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from multihead.attend import Problem, choose, make_problem
+from multihead.attend import Problem, attention, choose, make_problem
 from multihead.error import MultiheadError
 from multihead.layer.cache import AttentionCache, Full, Kind, Sliding
-from multihead.layer.call import Call, Where, check_inputs, check_visible
+from multihead.layer.call import Call, Options, Where, check_inputs, check_visible
 from multihead.layer.check import check_counts, check_dropout
-from multihead.layer.group import HeadGroup, Scoring
+from multihead.layer.group import HeadGroup, read_groups
 from multihead.layer.part import GroupPart, zero_bias
 from multihead.layer.projection import FusedProjection, load_split, save_split
-from multihead.layer.torch_exchange import torch_module, torch_weights
+from multihead.layer.torch_exchange import check_plain, torch_module, torch_weights
 from multihead.pattern import Pattern
 from multihead.position import ALiBi, RelativeTable
 
@@ -84,7 +84,7 @@ class MultiHeadAttention(nn.Module):
         k_width, v_width = widths or (embed_dim, embed_dim)
         check_counts({"embed_dim": embed_dim, "kv_embed_dim": min(k_width, v_width)})
         check_dropout(dropout)
-        given = _groups(heads, kv_heads, head_dim)
+        given = read_groups(heads, kv_heads, head_dim)
         self.groups = tuple(group.settled(embed_dim, alone=len(given) == 1) for group in given)
         sizes = [group.sizes for group in self.groups]
         self.embed_dim, self.dropout, self.backend = embed_dim, dropout, backend
@@ -135,14 +135,7 @@ class MultiHeadAttention(nn.Module):
             >>> MultiHeadAttention(64, heads=8).to_torch().num_heads
             8
         """
-        beyond = self._beyond_torch()
-        if beyond:
-            raise MultiheadError(
-                asked="an nn.MultiheadAttention of the same heads",
-                arrived="; ".join(beyond),
-                remedy="it knows plain heads of embed_dim / heads only; multihead.compat.MultiheadAttention has its "
-                "signature on our kernels",
-            )
+        check_plain(self.groups, self.embed_dim)
         return torch_module(self.state_dict(), heads=self.heads, dropout=self.dropout).train(self.training)
 
     def reset_parameters(self) -> None:
@@ -268,15 +261,12 @@ class MultiHeadAttention(nn.Module):
         check_visible(mask)
         before = 0 if cache is None else cache.length
         try:
-            joined = [
-                part.gated(query, self.attend(problem).transpose(1, 2)).flatten(2)
-                for part, problem in zip(self._parts, self._problems(call, positions), strict=True)
-            ]
+            joined = self._heads(call, positions)
         except BaseException:
             if cache is not None:
                 cache.cut(before)
             raise
-        return self.out_proj(joined[0] if len(joined) == 1 else torch.cat(joined, -1))
+        return self.out_proj(joined)
 
     def attend(self, problem: Problem) -> Float[Tensor, "batch heads q_len v_head_dim"]:
         """The heads of one call and group, before they are joined: what is watched, gated and replaced."""
@@ -296,31 +286,40 @@ class MultiHeadAttention(nn.Module):
     def _parts(self) -> list[GroupPart]:
         return cast(list[GroupPart], list(self.parts))
 
-    def _problems(self, call: Call, positions: Tensor | None) -> Iterator[Problem]:
-        """The problem of each group; its keys are put into the cache when it is made."""
+    def _heads(self, call: Call, positions: Tensor | None) -> Tensor:
+        """The heads of all groups, joined: (batch, q_len, sum of heads * v_head_dim). New keys go into the cache."""
+        joined: list[Tensor] = []
         q_pos = call.q_positions(positions)
         for place, (part, (q, k, v)) in enumerate(zip(self._parts, self._projected(call), strict=True)):
-            q, first = part.place(q, part.q_norm, q_pos), 0
-            if k is not None and v is not None:
-                k = part.place(k, part.k_norm, call.k_positions(q_pos))
+            q = part.place(q, part.q_norm, q_pos)
             held = None if call.cache is None else call.cache.groups[place]
-            if held is not None:
-                k, v, first = held.held(q.dtype) if k is None or v is None else held.append(k, v)
-            assert k is not None
-            assert v is not None
+            if k is None or v is None:
+                assert held is not None
+                k, v, first = held.held(q.dtype)
+            else:
+                k = part.place(k, part.k_norm, call.k_positions(q_pos))
+                k, v, first = (k, v, 0) if held is None else held.append(k, v)
             where = Where(place=place, groups=self.groups, kv_len=k.shape[2], first=first)
-            yield make_problem(
-                q,
-                k,
-                v,
-                mask=call.mask_of(where),
-                bias=call.bias_of(where, part.position_bias),
-                scale=part.group.scoring.scale,
-                softcap=part.group.scoring.softcap,
-                normaliser=part.normaliser,
-                dropout=self.dropout if self.training else 0.0,
-                q_offset=call.offset(first),
-            )
+            heads = self._attended(part, (q, k, v), call, where)
+            joined.append(part.gated(call.query, heads.transpose(1, 2)).flatten(2))
+        return joined[0] if len(joined) == 1 else torch.cat(joined, -1)
+
+    def _attended(self, part: GroupPart, qkv: tuple[Tensor, Tensor, Tensor], call: Call, where: Where) -> Tensor:
+        """The heads of a group, (batch, heads, q_len, v_head_dim)."""
+        scoring = part.group.scoring
+        given: Options = {
+            "mask": call.mask_of(where),
+            "bias": call.bias_of(where, part.position_bias),
+            "scale": scoring.scale,
+            "softcap": scoring.softcap,
+            "normaliser": part.normaliser,
+            "dropout": self.dropout if self.training else 0.0,
+            "q_offset": call.offset(where.first),
+        }
+        if torch.compiler.is_compiling() and "attend" not in vars(self):
+            # One operator in a graph; checks and choice read numbers from tensors, which would cut it.
+            return attention(*qkv, **given, backend=self.backend)
+        return self.attend(make_problem(*qkv, **given))
 
     def _projected(self, call: Call) -> list[tuple[Tensor, Tensor | None, Tensor | None]]:
         """Queries, keys and values of each group, (batch, heads, length, width); no keys where the cache has them."""
@@ -356,42 +355,6 @@ class MultiHeadAttention(nn.Module):
         shapes = [(group.sizes[heads], group.sizes[width]) for group in self.groups]
         parts = joined.split([count * size for count, size in shapes], 2)
         return [part.unflatten(2, shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
-
-    def _beyond_torch(self) -> list[str]:
-        """What an nn.MultiheadAttention cannot have, in words."""
-        plain = HeadGroup(self.heads).settled(self.embed_dim, alone=True) if not self.embed_dim % self.heads else None
-        group = self.groups[0]
-        told = {
-            f"{len(self.groups)} groups of heads": len(self.groups) > 1,
-            f"heads of {group.sizes[2:]}": plain is None or plain.sizes[2:] != group.sizes[2:],
-            f"kv_heads={self.kv_heads}": self.kv_heads != self.heads,
-            f"mask={group.mask}": group.mask is not None,
-            f"position={group.position}": group.position is not None,
-            f"{group.scoring}": group.scoring != Scoring(),
-            f"gate per {group.gate and group.gate.per}": group.gate is not None,
-        }
-        return [what for what, present in told.items() if present]
-
-
-def _groups(
-    heads: int | HeadGroup | Sequence[HeadGroup], kv_heads: int | None, head_dim: int | None
-) -> list[HeadGroup]:
-    if isinstance(heads, int):
-        return [HeadGroup(heads, head_dim, kv_heads=kv_heads)]
-    given = [heads] if isinstance(heads, HeadGroup) else list(heads)
-    if not given or not all(isinstance(group, HeadGroup) for group in given):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise MultiheadError(
-            asked="heads: a number, a HeadGroup, or at least one HeadGroup in a list",
-            arrived=f"{heads!r}"[:200],
-            remedy="for example heads=8, or heads=[HeadGroup(4, 128), HeadGroup(8, 64)]",
-        )
-    if kv_heads is not None or head_dim is not None:
-        raise MultiheadError(
-            asked="sizes of heads in the groups",
-            arrived=f"heads as HeadGroup with kv_heads={kv_heads}, head_dim={head_dim} beside it",
-            remedy="say them in each group: HeadGroup(8, 64, kv_heads=2)",
-        )
-    return given
 
 
 def _needed(group: HeadGroup) -> Kind:

@@ -3,11 +3,12 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypedDict, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from multihead.attend import Normaliser
 from multihead.error import MultiheadError
 from multihead.layer.cache import AttentionCache
 from multihead.layer.group import HeadGroup
@@ -17,6 +18,19 @@ from multihead.position import ALiBi, RelativeTable
 Bias = Tensor | ALiBi | RelativeTable
 
 
+class Options(TypedDict):
+    """What an attention call is given besides its tensors."""
+
+    mask: Pattern | Tensor | None
+    bias: Tensor | ALiBi | RelativeTable | None
+    scale: float | None
+    softcap: float | None
+    normaliser: Normaliser
+    dropout: float
+    q_offset: int | None
+
+
+@runtime_checkable
 class Widths(Protocol):
     """What is asked of a module here."""
 
@@ -194,7 +208,9 @@ class Call:
 
 def moved(pattern: Pattern | None, first: int) -> Pattern | None:
     """A pattern for keys and queries that are counted from `first`."""
-    return pattern if pattern is None or first == 0 else pattern.moved(first)
+    if pattern is None or first == 0 or pattern.window is not None:
+        return pattern
+    return pattern.moved(first)
 
 
 def check_inputs(module: Widths, given: Mapping[str, Tensor]) -> None:

@@ -1,5 +1,6 @@
 """What a module's heads are: groups of equal heads, each with its own sizes, pattern, position and scoring."""
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Literal, Protocol, get_args, runtime_checkable
 
@@ -195,6 +196,28 @@ class HeadGroup:
             parts.append(f"position={type(self.position).__name__}")
         parts += [f"gate per {self.gate.per}"] if self.gate is not None else []
         return ", ".join(parts)
+
+
+def read_groups(
+    heads: int | HeadGroup | Sequence[HeadGroup], kv_heads: int | None, head_dim: int | None
+) -> list[HeadGroup]:
+    """The groups that a module was asked for."""
+    if isinstance(heads, int):
+        return [HeadGroup(heads, head_dim, kv_heads=kv_heads)]
+    given = [heads] if isinstance(heads, HeadGroup) else list(heads)
+    if not given or not all(isinstance(group, HeadGroup) for group in given):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise MultiheadError(
+            asked="heads: a number, a HeadGroup, or at least one HeadGroup in a list",
+            arrived=f"{heads!r}"[:200],
+            remedy="for example heads=8, or heads=[HeadGroup(4, 128), HeadGroup(8, 64)]",
+        )
+    if kv_heads is not None or head_dim is not None:
+        raise MultiheadError(
+            asked="sizes of heads in the groups",
+            arrived=f"heads as HeadGroup with kv_heads={kv_heads}, head_dim={head_dim} beside it",
+            remedy="say them in each group: HeadGroup(8, 64, kv_heads=2)",
+        )
+    return given
 
 
 def learned(position: Position | None) -> nn.Parameter | None:

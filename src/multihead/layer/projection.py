@@ -28,9 +28,8 @@ class FusedProjection(nn.Module):
         self.rows = [each.out_features for each in linears]
         self.in_features = linears[0].in_features
         self.weight = nn.Parameter(torch.cat([each.weight.detach() for each in linears]))
-        self.bias = (
-            None if linears[0].bias is None else nn.Parameter(torch.cat([each.bias.detach() for each in linears]))
-        )
+        biases = [bias.detach() for each in linears for name, bias in each.named_parameters() if name == "bias"]
+        self.bias = nn.Parameter(torch.cat(biases)) if biases else None
         for name, joined in self.named_parameters():
             joined.requires_grad_(getattr(linears[0], name).requires_grad)
 

@@ -1,9 +1,12 @@
 """Weights of our module from those of `nn.MultiheadAttention`, and back."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from multihead.error import MultiheadError
+from multihead.layer.group import HeadGroup, Scoring
 
 
 def torch_weights(module: nn.MultiheadAttention) -> dict[str, Tensor]:
@@ -55,3 +58,26 @@ def torch_module(state: dict[str, Tensor], *, heads: int, dropout: float) -> nn.
         packed["in_proj_bias"] = torch.cat([state[f"{name}_proj.bias"] for name in "qkv"])
     made.load_state_dict(packed)
     return made
+
+
+def check_plain(groups: Sequence[HeadGroup], embed_dim: int) -> None:
+    """Refuses heads that an nn.MultiheadAttention cannot have."""
+    group, heads = groups[0], sum(group.heads for group in groups)
+    width = None if embed_dim % heads else embed_dim // heads
+    told = {
+        f"{len(groups)} groups of heads": len(groups) > 1,
+        f"head_dim={group.head_dim}, v_head_dim={group.v_head_dim}": group.sizes[2:] != (width, width),
+        f"kv_heads={group.kv_heads}": group.kv_heads != group.heads,
+        f"mask={group.mask}": group.mask is not None,
+        f"position={group.position}": group.position is not None,
+        f"{group.scoring}": group.scoring != Scoring(),
+        "gates": group.gate is not None,
+    }
+    beyond = [what for what, present in told.items() if present]
+    if beyond:
+        raise MultiheadError(
+            asked="an nn.MultiheadAttention of the same heads",
+            arrived="; ".join(beyond),
+            remedy="it knows plain heads of embed_dim / heads only; multihead.compat.MultiheadAttention has its "
+            "signature on our kernels",
+        )
