@@ -215,20 +215,23 @@ def moved(pattern: Pattern | None, first: int) -> Pattern | None:
 
 def check_inputs(module: Widths, given: Mapping[str, Tensor]) -> None:
     """Refuses inputs of another width, batch or length than belong together."""
-    widths, told = module.widths(), ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in given.items())
+    widths = module.widths()
     for name, tensor in given.items():
         if tensor.ndim != 3 or tensor.shape[2] != widths[name]:
             raise MultiheadError(
                 asked=f"{name} (batch, length, {widths[name]})",
-                arrived=told,
+                arrived=_told(given),
                 remedy="pass inputs of this shape, batch first: `x[None]` for one sequence; the widths are set by "
                 "embed_dim and kv_embed_dim",
             )
-    lengths = {given[name].shape[1] for name in ("key", "value") if name in given}
-    if len({tensor.shape[0] for tensor in given.values()}) > 1 or len(lengths) > 1:
+    tensors = list(given.values())
+    # Compared, not put into sets: in a graph sizes may be symbols, which that would fix.
+    batches = all(tensor.shape[0] == tensors[0].shape[0] for tensor in tensors)
+    key, value = given.get("key"), given.get("value")
+    if not batches or (key is not None and value is not None and key.shape[1] != value.shape[1]):
         raise MultiheadError(
             asked="one batch size for query, key and value, and one length for key and value",
-            arrived=told,
+            arrived=_told(given),
             remedy="pass inputs as (batch, length, width): `x.transpose(0, 1)` where the length comes first",
         )
 
@@ -247,6 +250,10 @@ def check_visible(mask: Pattern | Tensor | None) -> None:
             UserWarning,
             stacklevel=3,
         )
+
+
+def _told(given: Mapping[str, Tensor]) -> str:
+    return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in given.items())
 
 
 def _check_cache(

@@ -197,7 +197,8 @@ def grade(none: Bool[Tensor, "*shape"], every: Bool[Tensor, "*shape"]) -> Int8[T
 
 def nearest(bounds: Sequence[int | None]) -> int | None:
     """The bound of what is within all bounds."""
-    return min((bound for bound in bounds if bound is not None), default=None)
+    known = [bound for bound in bounds if bound is not None]
+    return min(known) if known else None
 
 
 def farthest(bounds: Sequence[int | None]) -> int | None:
