@@ -3,12 +3,11 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypedDict, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from multihead.attend import Normaliser
 from multihead.error import MultiheadError
 from multihead.layer.cache import AttentionCache
 from multihead.layer.group import HeadGroup
@@ -16,18 +15,6 @@ from multihead.pattern import Pattern
 from multihead.position import ALiBi, RelativeTable
 
 Bias = Tensor | ALiBi | RelativeTable
-
-
-class Options(TypedDict):
-    """What an attention call is given besides its tensors."""
-
-    mask: Pattern | Tensor | None
-    bias: Tensor | ALiBi | RelativeTable | None
-    scale: float | None
-    softcap: float | None
-    normaliser: Normaliser
-    dropout: float
-    q_offset: int | None
 
 
 @runtime_checkable
