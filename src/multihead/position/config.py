@@ -98,7 +98,7 @@ def _layout(config: Config) -> Layout:
 def _rotated(config: Config, head_dim: int | None, share: float) -> int | None:
     """Rotated dimensions where they are not the whole head."""
     if config.get("rotary_dim") is not None:
-        return int(_number(config["rotary_dim"], 0))
+        return int(_number(config["rotary_dim"], 0.0))
     if share == 1.0:
         return None
     size = head_dim or _head_dim(config)
@@ -109,7 +109,7 @@ def _head_dim(config: Config) -> int:
     size = config.get("head_dim")
     if size is None:
         width, heads = (_first({}, config, names) for names in (("hidden_size",), ("num_attention_heads",)))
-        size = int(_number(width, 0)) // int(_number(heads, 1))
+        size = int(_number(width, 0.0)) // int(_number(heads, 1.0))
     if not isinstance(size, int) or size < 1:
         raise MultiheadError(
             asked="the size of a head, of which partial_rotary_factor is a part",
@@ -154,7 +154,7 @@ class _Reader:
         """Positions the model was trained on; what stands beside `rope_parameters` goes first (Phi-3)."""
         name = "original_max_position_embeddings"
         given = _first(self.config, self.parameters, (name,)) or self.config.get("max_position_embeddings")
-        return int(_number(self.needed(name, given), 0))
+        return int(_number(self.needed(name, given), 0.0))
 
     def stretch(self, trained: int) -> float:
         """The factor, or the ratio of the two lengths where it is not written."""
@@ -170,7 +170,7 @@ def _linear(read: _Reader) -> Scaling:
 def _dynamic(read: _Reader) -> Scaling:
     # Here alone `max_position_embeddings` is the trained length.
     given = read.needed("max_position_embeddings", read.config.get("max_position_embeddings"))
-    return DynamicNTK(read.number("factor"), int(_number(given, 0)))
+    return DynamicNTK(read.number("factor"), int(_number(given, 0.0)))
 
 
 def _yarn(read: _Reader) -> Scaling:

@@ -99,7 +99,7 @@ class YaRN(Scaling):
         )
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, dim - 1)
+        low, high = max(float(low), 0.0), min(float(high), dim - 1.0)
         # A line of no length is a step: without the small number it would divide by 0.
         return (low, high + 0.001) if low == high else (low, high)
 
@@ -218,7 +218,7 @@ class LongRoPE(Scaling):
         length: Length = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
-    ) -> Float[Tensor, "*batch pairs"]:
+    ) -> Float[Tensor, "... pairs"]:
         """The plain frequencies divided by the set for this length."""
         if len(self.short) != dim // 2:
             raise MultiheadError(

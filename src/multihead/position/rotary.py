@@ -31,7 +31,7 @@ class Rotation:
     layout: Layout
 
     @classmethod
-    def of(cls, angles: Float[Tensor, "*batch length pairs"], *, layout: Layout, amplitude: float = 1.0) -> "Rotation":
+    def of(cls, angles: Float[Tensor, "... length pairs"], *, layout: Layout, amplitude: float = 1.0) -> "Rotation":
         """The rotation by these angles.
 
         Args:
@@ -172,7 +172,7 @@ class Rotary:
         Raises:
             MultiheadError: Their number is odd or greater than `head_dim`.
         """
-        asked = "rotary positions of whole heads" if self.dim is None else f"Rotary(dim={self.dim})"
+        asked = "rotary positions of whole heads" if self.dim is None else "Rotary(dim=...)"
         return check_pairs(asked, head_dim if self.dim is None else self.dim, head_dim)
 
     def inverse_frequencies(
@@ -182,7 +182,7 @@ class Rotary:
         length: Length = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
-    ) -> Float[Tensor, "*batch pairs"]:
+    ) -> Float[Tensor, "... pairs"]:
         """Radians that each pair turns from one position to the next (what others call inv_freq).
 
         Args:
@@ -201,7 +201,7 @@ class Rotary:
 
     def rotation(
         self,
-        positions: Int[Tensor, "*batch length"],
+        positions: Int[Tensor, "... length"],
         head_dim: int,
         *,
         length: Length = None,
@@ -229,7 +229,7 @@ class Rotary:
     def rotate(
         self,
         x: Float[Tensor, "batch heads length head_dim"],
-        positions: Int[Tensor, "*batch length"],
+        positions: Int[Tensor, "... length"],
         *,
         length: Length = None,
     ) -> Float[Tensor, "batch heads length head_dim"]:
@@ -251,7 +251,7 @@ class Rotary:
     def retune(
         self,
         keys: Float[Tensor, "batch heads length head_dim"],
-        positions: Int[Tensor, "*batch length"],
+        positions: Int[Tensor, "... length"],
         *,
         seen: Length,
         length: Length,

@@ -10,16 +10,16 @@ from torch import Tensor
 from multihead.error import MultiheadError
 from multihead.position.check import check_factor, check_length
 
-Length = int | Int[Tensor, "*batch"] | None
+Length = int | Int[Tensor, "..."] | None
 
 
 def plain_frequencies(
-    base: float | Float[Tensor, "*batch 1"],
+    base: float | Float[Tensor, "... 1"],
     dim: int,
     *,
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
-) -> Float[Tensor, "*batch pairs"]:
+) -> Float[Tensor, "... pairs"]:
     """`base ** (-2 k / dim)` for k = 0, ..., dim / 2 - 1: radians a pair turns from one position to the next.
 
     Args:
@@ -68,7 +68,7 @@ class Scaling(ABC):
         length: Length = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
-    ) -> Float[Tensor, "*batch pairs"]:
+    ) -> Float[Tensor, "... pairs"]:
         """The changed frequencies, in radians a position.
 
         Args:
@@ -197,7 +197,7 @@ class DynamicNTK(Scaling):
         length: Length = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
-    ) -> Float[Tensor, "*batch pairs"]:
+    ) -> Float[Tensor, "... pairs"]:
         """The plain frequencies of the base for this length."""
         power = _growth_power("DynamicNTK", dim)
         if isinstance(length, Tensor):
