@@ -20,7 +20,7 @@ from multihead.pattern.algebra import NOTHING, And, Shifted
 from multihead.pattern.heads import PerHead
 from multihead.pattern.law import Bounds
 from multihead.pattern.tokens import Match
-from multihead.position import ALiBi, RelativeTable
+from multihead.position import AdaptiveSpan, ALiBi, RelativeTable
 
 TILE = 64  # queries and keys of a tile, as the kernel counts them
 _OPEN = (-(2**63), 2**63 - 1)  # no bound on either side
@@ -123,7 +123,14 @@ def bias_parts(problem: Problem) -> BiasParts:
     if isinstance(bias, ALiBi):
         return BiasParts(slopes=_plain(bias.slopes))
     first = problem.q_offset or 0
-    low, high = _distances(bias, first - problem.kv_len + 1, first + problem.q_len - 1)
+    ends = first - problem.kv_len + 1, first + problem.q_len - 1
+    if isinstance(bias, AdaptiveSpan):
+        # From its reach on everything is shut, whatever the distance.
+        low, high = (min(max(end, -bias.reach()), bias.reach()) for end in ends)
+        wide = bias.with_weight(_plain(bias.spans))
+        distances = torch.arange(low, max(low, high) + 1, device=wide.spans.device)
+        return BiasParts(table=wide.scores(distances, distances.new_zeros(1))[0, :, :, 0].contiguous(), first=low)
+    low, high = _distances(bias, *ends)
     form = (bias.buckets, bias.bidirectional, bias.max_distance, low, high)
     buckets = _buckets.__wrapped__(*form) if _watched() else _buckets(*form)
     return BiasParts(table=_plain(bias.table.T[:, buckets]), first=low)

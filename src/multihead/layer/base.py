@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from multihead.attend import Normaliser, Problem, attention, choose, make_problem
 from multihead.layer.check import check_dropout
 from multihead.pattern import Pattern
-from multihead.position import ALiBi, RelativeTable
+from multihead.position import PositionBias
 
 
 class Options(TypedDict, total=False):
     """What an attention call is given besides its tensors."""
 
     mask: Pattern | Tensor | None
-    bias: Tensor | ALiBi | RelativeTable | None
+    bias: Tensor | PositionBias | None
     scale: float | None
     softcap: float | None
     normaliser: Normaliser | None
