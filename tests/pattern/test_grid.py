@@ -49,11 +49,11 @@ def test_tile_classes_are_sound_and_skip_far_rows(factory, picture):
                 told = pattern.tile(range(top, top + length), range(left, left + length)).item()
                 assert told != Tile.FULL or part.all()
                 assert told != Tile.SKIP or not part.any()
-                # Within one row of the picture, or whole rows of it, the class is exact where there are no gaps.
-                if dilation == 1 and top // width == (top + length - 1) // width < height and length <= 2:
-                    if left // width == (left + length - 1) // width < height:
-                        assert (told == Tile.SKIP) == (not part.any())
-                        assert (told == Tile.FULL) == bool(part.all())
+                # Within one row of the picture the class is exact where there are no gaps.
+                ends = [(start // width, (start + length - 1) // width) for start in (top, left)]
+                if dilation == 1 and all(first == last < height for first, last in ends):
+                    assert (told == Tile.SKIP) == (not part.any())
+                    assert (told == Tile.FULL) == bool(part.all())
     rows = torch.arange(0, size + 1, width)
     skipped = pattern.tiles(rows, rows)[0, 0] == Tile.SKIP
     seen = torch.stack([torch.stack([mask[a : a + width, b : b + width].any() for b in rows[:-1]]) for a in rows[:-1]])

@@ -38,21 +38,26 @@ def test_strided_is_the_double_loop(stride):
         assert apart[head].tolist() == causal_mask(lambda i, j, kind=kind: kind(i, j, stride), 17)
 
 
+def columns(block, summary, subset):
+    """OpenAI's own rule: run h of the summary columns begins 1 + h mod (block / summary) runs before the block ends."""
+    start = block - (1 + subset % (block // summary)) * summary
+    return range(start, start + summary)
+
+
 @pytest.mark.parametrize(("block", "summary"), [(1, 1), (3, 1), (6, 2), (5, 2), (4, 4)])
 def test_fixed_is_the_double_loop(block, summary):
     for subset in (0, 1, 5):
-        # OpenAI's own rule: the run of head h begins (1 + h mod (block / columns)) runs before the end of its block.
-        start = block - (1 + subset % (block // summary)) * summary
-        columns = range(start, start + summary)
-        assert fixed(block, summary, subset=subset).mask(17, 17)[0, 0].tolist() == causal_mask(
-            lambda i, j: own_block(i, j, block) or summed(j, block, columns), 17
-        )
+        listed = columns(block, summary, subset)
+        slow = causal_mask(lambda i, j, listed=listed: own_block(i, j, block) or summed(j, block, listed), 17)
+        assert fixed(block, summary, subset=subset).mask(17, 17)[0, 0].tolist() == slow
     apart = fixed(block, summary, heads=5).mask(17, 17)[0]
     for head in range(5):
-        start = block - (1 + head // 2 % (block // summary)) * summary
-        columns = range(start, start + summary)
-        inside = (lambda i, j: summed(j, block, columns)) if head % 2 else (lambda i, j: own_block(i, j, block))
-        assert apart[head].tolist() == causal_mask(inside, 17)
+        listed = columns(block, summary, head // 2)
+        if head % 2:
+            slow = causal_mask(lambda i, j, listed=listed: summed(j, block, listed), 17)
+        else:
+            slow = causal_mask(lambda i, j: own_block(i, j, block), 17)
+        assert apart[head].tolist() == slow
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,10 @@ class Opaque(Pattern):
 
     def _contains(self, q: Int[Tensor, "_ 1 rows 1"], k: Int[Tensor, "_ 1 1 cols"]) -> Bool[Tensor, "_ _ _ _"]:
         told = self.held.rule(q, k)
-        sizes = (max(self.rows or 1, q.shape[0], k.shape[0]), self.columns or 1, q.shape[2], k.shape[3])
+        sizes = torch.broadcast_shapes(q.shape, k.shape, (self.rows or 1, self.columns or 1, 1, 1))
         if not _fits(told, sizes):
             raise MultiheadError(
-                asked=f"callable(#{self.held.name}): truth values, broadcast to (batch, heads, q_len, kv_len) {sizes}",
+                asked=f"callable(#{self.held.name}): truth values that broadcast to {tuple(sizes)}",
                 arrived=f"{_described(told)} for q_pos {tuple(q.shape)} and k_pos {tuple(k.shape)}",
                 remedy="compare the two tensors it is given, elementwise, and state batch= and heads= where it differs",
             )
@@ -107,7 +107,7 @@ def _own_name(rule: PairRule) -> str:
     return re.sub(r"\W+", "_", own, flags=re.ASCII).strip("_") or "rule"
 
 
-def _fits(told: object, sizes: tuple[int, ...]) -> bool:
+def _fits(told: object, sizes: torch.Size) -> bool:
     if not isinstance(told, Tensor) or told.dtype is not torch.bool or told.ndim > len(sizes):
         return False
     return all(size in (1, most) for size, most in zip(told.shape[::-1], sizes[::-1], strict=False))
