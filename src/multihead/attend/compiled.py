@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from multihead.attend import order
+from multihead.attend.check import scaled
 from multihead.attend.choose import Backend, choose
 from multihead.attend.normaliser import Entmax, Normaliser, Sigmoid, Softmax, Sparsemax
 from multihead.attend.problem import PositionBias, Problem, make_problem
@@ -111,7 +112,7 @@ def traced(  # noqa: PLR0913 - the parts of the formula, as in the public functi
     *,
     mask: Pattern | Tensor | None,
     bias: Tensor | PositionBias | None,
-    scale: float | None,
+    scale: float | Tensor | None,
     softcap: float | None,
     normaliser: Normaliser | None,
     q_offset: int | None,
@@ -122,6 +123,8 @@ def traced(  # noqa: PLR0913 - the parts of the formula, as in the public functi
     Raises:
         MultiheadError: If the pattern has no text form. Everything else is checked when the graph runs.
     """
+    if isinstance(scale, Tensor):
+        q, scale = scaled(q, scale), 1.0
     spelling = Spelling([], [])
     pattern = spelling.spell(mask) if isinstance(mask, Pattern) else ""
     weight, form = _taken_apart(bias)
