@@ -32,7 +32,7 @@ class Attended:
         lse: Log-sum-exp of each row of scores, sinks included, (batch, heads, q_len) in float32 (float64 for float64
             inputs): weights are `exp(scores - lse)`. -inf in a row without any allowed key. None where the normaliser
             has none (`Sigmoid`, `Sparsemax`, `Entmax`).
-        backend: Name of the backend that ran.
+        backend: Name of the backend that ran. In a graph, which chooses when it runs, the one that was asked for.
         problem: What was asked, checked.
     """
 
@@ -123,7 +123,7 @@ def attention(  # noqa: PLR0913 - the one public signature with every part of th
         torch.Size([2, 8, 10, 64])
     """
     if torch.compiler.is_compiling() and dropout == 0:
-        return traced(
+        call, _ = traced(
             q,
             k,
             v,
@@ -135,6 +135,7 @@ def attention(  # noqa: PLR0913 - the one public signature with every part of th
             q_offset=q_offset,
             backend=backend,
         )
+        return torch.ops.multihead.attention(*call)
     alone = bias is None and normaliser is None and type(dropout) in (float, int) and dropout == 0
     facts = facts_of(q, k, v, mask, scale, softcap, q_offset, backend) if alone else None
     ready = recall(facts)
@@ -190,6 +191,23 @@ def attention_lse(  # noqa: PLR0913 - the signature of `attention`
         >>> attended.lse.shape, attended.weights(rows=[9]).sum(-1).allclose(torch.ones(1, 8, 1))
         (torch.Size([1, 8, 10]), True)
     """
+    if torch.compiler.is_compiling() and dropout == 0:
+        call, problem = traced(
+            q,
+            k,
+            v,
+            mask=mask,
+            bias=bias,
+            scale=scale,
+            softcap=softcap,
+            normaliser=normaliser,
+            q_offset=q_offset,
+            backend=backend,
+        )
+        if not problem.normaliser.has_lse:
+            return Attended(out=torch.ops.multihead.attention(*call), lse=None, backend=backend, problem=problem)
+        out, lse = torch.ops.multihead.attention_lse(*call)
+        return Attended(out=out, lse=lse, backend=backend, problem=problem)
     make = partial(
         make_problem,
         q,

@@ -1,13 +1,13 @@
 """The module: projections, heads, concatenation, output projection."""
 
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from multihead.attend import Problem, choose, make_problem
+from multihead.attend import Problem, attention, choose, make_problem
 from multihead.error import MultiheadError
 from multihead.pattern import Pattern
 from multihead.position import ALiBi, RelativeTable
@@ -162,12 +162,7 @@ class MultiHeadAttention(nn.Module):
             MultiheadError: Shapes that do not belong together, or anything that `multihead.attention` refuses.
         """
         key, value = self._inputs(query, key, value)
-        heads: Callable[..., Tensor] = self._heads
-        if torch.compiler.is_compiling():
-            # Checks and the choice of a kernel read numbers from tensors, which would cut a compiled graph into dozens
-            # of pieces; left out as a whole they cut it once. No decorator: that would import the compiler, slowly.
-            heads = cast(Callable[..., Tensor], torch.compiler.disable(self._heads))
-        joined = heads(
+        out = self._heads(
             _split(self.q_proj(query), self.heads),
             _split(self.k_proj(key), self.kv_heads),
             _split(self.v_proj(value), self.kv_heads),
@@ -175,7 +170,7 @@ class MultiHeadAttention(nn.Module):
             bias=bias,
             q_offset=q_offset,
         )
-        return self.out_proj(joined)
+        return self.out_proj(out.transpose(1, 2).flatten(2))
 
     def attend(self, problem: Problem) -> Float[Tensor, "batch heads q_len v_head_dim"]:
         """The heads of one call, before they are joined: what is watched, gated and replaced."""
@@ -198,10 +193,23 @@ class MultiHeadAttention(nn.Module):
         bias: Tensor | ALiBi | RelativeTable | None,
         q_offset: int | None,
     ) -> Tensor:
-        """The heads of one call, joined: (batch, q_len, heads * v_head_dim)."""
+        """The heads of one call: (batch, heads, q_len, v_head_dim)."""
         dropout = self.dropout if self.training else 0.0
-        problem = make_problem(q, k, v, mask=mask, bias=bias, dropout=dropout, q_offset=q_offset)
-        return self.attend(problem).transpose(1, 2).flatten(2)
+        # Asked of the method itself: a graph that was compiled before somebody looked is then compiled anew.
+        if getattr(self.attend, "__func__", None) is MultiHeadAttention.attend:
+            # Nobody looks at the problem: the function need not make one of a call it knows, nor in a graph.
+            return attention(q, k, v, mask=mask, bias=bias, dropout=dropout, q_offset=q_offset, backend=self.backend)
+
+        seen: Callable[..., Tensor] = self._seen
+        if torch.compiler.is_compiling():
+            # Whoever looks at a problem looks at numbers: a compiled graph is cut around it, once. No decorator: that
+            # would import the compiler, slowly.
+            seen = cast(Callable[..., Tensor], torch.compiler.disable(self._seen))
+        return seen(q, k, v, mask=mask, bias=bias, dropout=dropout, q_offset=q_offset)
+
+    def _seen(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor:
+        """The same by `attend`, which somebody looks at."""
+        return self.attend(make_problem(q, k, v, **given))
 
     def _inputs(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor]:
         """Keys and values with their defaults, checked against the queries."""
@@ -215,23 +223,26 @@ class MultiHeadAttention(nn.Module):
         value = key if value is None else value
         linears = {"query": self.q_proj, "key": self.k_proj, "value": self.v_proj}
         given = {"query": query, "key": key, "value": value}
-        told = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in given.items())
         for name, tensor in given.items():
             width = linears[name].in_features
             if tensor.ndim != 3 or tensor.shape[2] != width:
                 raise MultiheadError(
                     asked=f"{name} (batch, length, {width})",
-                    arrived=told,
+                    arrived=_shapes(given),
                     remedy="pass inputs of this shape, batch first: `x[None]` for one sequence; the widths are set by "
                     "embed_dim and kv_embed_dim",
                 )
         if not query.shape[0] == key.shape[0] == value.shape[0] or key.shape[1] != value.shape[1]:
             raise MultiheadError(
                 asked="one batch size for query, key and value, and one length for key and value",
-                arrived=told,
+                arrived=_shapes(given),
                 remedy="pass inputs as (batch, length, width): `x.transpose(0, 1)` where the length comes first",
             )
         return key, value
+
+
+def _shapes(given: Mapping[str, Tensor]) -> str:
+    return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in given.items())
 
 
 def _split(joined: Tensor, heads: int) -> Tensor:
