@@ -195,8 +195,8 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor:
         """The heads of one call: (batch, heads, q_len, v_head_dim)."""
         dropout = self.dropout if self.training else 0.0
-        # Asked of the method itself: a graph that was compiled before somebody looked is then compiled anew.
-        if getattr(self.attend, "__func__", None) is MultiHeadAttention.attend:
+        _ = self.attend  # the compiler takes note of what it is: a graph made before somebody looked is made anew
+        if "attend" not in vars(self) and type(self).attend is MultiHeadAttention.attend:
             # Nobody looks at the problem: the function need not make one of a call it knows, nor in a graph.
             return attention(q, k, v, mask=mask, bias=bias, dropout=dropout, q_offset=q_offset, backend=self.backend)
 
