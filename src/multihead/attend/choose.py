@@ -98,10 +98,10 @@ def find(name: str) -> Backend:
         MultiheadError: If there is none.
     """
     every = {backend.NAME: backend for backend in (*AUTOMATIC, *BY_NAME)}
-    if name not in every:
+    if type(name) is not str or name not in every:
         raise MultiheadError(
             asked="a backend of this library",
-            arrived=f"backend={name!r}",
+            arrived=f"backend={name!r}"[:200],
             remedy=f'pass "auto" or one of {", ".join(every)}',
         )
     return every[name]

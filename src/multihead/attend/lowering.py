@@ -21,6 +21,7 @@ from multihead.pattern.algebra import NOTHING, And, Shifted
 from multihead.pattern.blocked import Blocked, block_of
 from multihead.pattern.heads import PerHead
 from multihead.pattern.law import Bounds
+from multihead.pattern.relative import Relative
 from multihead.pattern.spaced import Spaced
 from multihead.pattern.tokens import Match
 from multihead.position import AdaptiveSpan, ALiBi, RelativeTable
@@ -107,6 +108,8 @@ def mask_parts(problem: Problem) -> MaskParts:
         return MaskParts()
     if isinstance(problem.mask, Tensor):
         return _of_tensor(problem.mask, problem.kv_len)
+    if isinstance(problem.mask, Relative) and not _watched():
+        return _of_window(problem.mask.low, problem.mask.high)
     bounds = [_bounds(piece) for piece in _pieces(problem.mask)]
     windows = tuple(bound for bound in bounds if bound is not None)
     key = (problem.mask, problem.q_len, problem.kv_len, problem.q_offset or 0)
@@ -162,6 +165,12 @@ def _of_tensor(mask: Tensor, kv_len: int) -> MaskParts:
     if mask.shape[1] == mask.shape[2] == 1:
         return MaskParts(keep=mask[:, 0, 0].expand(-1, kv_len).contiguous())
     return MaskParts(dense=mask)
+
+
+@lru_cache(maxsize=256)
+def _of_window(low: int, high: int | None) -> MaskParts:
+    """One window for all heads: the usual case, which is met in every layer."""
+    return MaskParts(window=_window((((high, -low),),)))
 
 
 def _pieces(pattern: Pattern) -> tuple[Pattern, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from multihead.attend import Entmax, Problem, Sigmoid, Softmax, Sparsemax, make_problem
 from multihead.error import MultiheadError
 from multihead.pattern import Pattern, causal, distance, document, everything, padding, sliding_window
-from multihead.position import ALiBi, RelativeTable
+from multihead.position import AdaptiveSpan, ALiBi, PositionBias, RelativeTable
 from multihead.testing.case import Draw, Sizes
 
 if TYPE_CHECKING:
@@ -94,10 +94,12 @@ def _draw_mask(draw: "DrawFn", sizes: Sizes, numbers: Draw) -> Pattern | Tensor 
     return draw(patterns(batch=sizes.batch, length=4 * max(sizes.q_len, sizes.kv_len, 12)))
 
 
-def _draw_bias(draw: "DrawFn", sizes: Sizes, numbers: Draw) -> Tensor | ALiBi | RelativeTable | None:
-    kind = draw(_hypothesis().sampled_from(["none", "tensor", "holes", "alibi", "table"]))
+def _draw_bias(draw: "DrawFn", sizes: Sizes, numbers: Draw) -> Tensor | PositionBias | None:
+    kind = draw(_hypothesis().sampled_from(["none", "tensor", "holes", "alibi", "table", "span"]))
     if kind == "alibi":
         return ALiBi(numbers.normal(sizes.heads))
+    if kind == "span":
+        return AdaptiveSpan(4 * numbers.normal(sizes.heads), ramp=draw(_hypothesis().integers(1, 6)))
     if kind == "table":
         bidirectional = draw(_hypothesis().booleans())
         return RelativeTable(numbers.normal(8, sizes.heads), bidirectional=bidirectional, max_distance=9)
