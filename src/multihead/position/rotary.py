@@ -67,7 +67,7 @@ class Rotation:
         if self.layout == "half":
             swapped = torch.cat(turned.chunk(2, -1)[::-1], -1)
         else:
-            swapped = turned.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+            swapped = torch.stack([turned[..., 1::2], turned[..., 0::2]], -1).flatten(-2)
         cos, sin = self.cos.to(turned), self.sin.to(turned)
         out = torch.addcmul(turned * cos, swapped, sin).to(x.dtype)
         return out if x.shape[3] == dim else torch.cat([out, x[..., dim:]], -1)
