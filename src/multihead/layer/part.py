@@ -8,7 +8,7 @@ from torch.nn.functional import layer_norm, normalize, rms_norm
 
 from multihead.attend import Normaliser, Softmax
 from multihead.layer.group import HeadGroup, QKNorm, learned
-from multihead.position import PositionBias, Rotary
+from multihead.position import PositionBias, Rotary, Rotation
 
 
 class Norm(nn.Module):
@@ -94,10 +94,13 @@ class GroupPart(nn.Module):
         """Queries or keys (batch, heads, length, head_dim), normalised where they are to be."""
         return x if norm is None else norm(x)
 
-    def turn(self, x: Tensor, positions: Tensor, *, length: int | None = None) -> Tensor:
-        """Queries or keys, turned by a `Rotary` as they stand; as they are where there is none."""
+    def rotation(self, positions: Tensor, like: Tensor, *, length: int | None = None) -> Rotation | None:
+        """The angles by which heads `like` these are turned as they stand; None where they are not turned."""
         position = self.group.position
-        return position.rotate(x, positions, length=length) if isinstance(position, Rotary) else x
+        if not isinstance(position, Rotary):
+            return None
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        return position.rotation(positions, like.shape[-1], length=length, dtype=dtype)
 
     @property
     def turns_late(self) -> bool:
@@ -129,6 +132,11 @@ class GroupPart(nn.Module):
     def extra_repr(self) -> str:
         """The group for `print(model)`."""
         return str(self.group)
+
+
+def turned(x: Tensor, rotation: Rotation | None) -> Tensor:
+    """Queries or keys, turned where they are to be."""
+    return x if rotation is None else rotation.apply(x)
 
 
 def zero_bias(linear: nn.Linear) -> None:
