@@ -87,14 +87,15 @@ class Call(NamedTuple):
             self.k,
             self.v,
             mask=_read(self.pattern, self.held, tuple(self.numbers)) if self.pattern else self.mask,
-            bias=self._bias(),
+            bias=self.position_bias(),
             scale=self.scale,
             softcap=self.softcap,
             normaliser=self._normaliser(),
             q_offset=self.q_offset,
         )
 
-    def _bias(self) -> Tensor | PositionBias | None:
+    def position_bias(self) -> Tensor | PositionBias | None:
+        """The bias that was asked: its tensor, or what it was the weight of."""
         if self.bias is None or not self.bias_form:
             return self.bias
         if self.bias_form[0] == 0:
