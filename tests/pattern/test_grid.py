@@ -37,28 +37,47 @@ def test_a_window_is_that_of_a_convolution():
 
 @pytest.mark.parametrize("factory", [neighbourhood, grid_window])
 @pytest.mark.parametrize("picture", [(5, 6, 3, 1), (6, 7, 3, 2)])
-def test_tile_classes_are_sound_and_skip_far_rows(factory, picture):
+@pytest.mark.parametrize("length", [1, 2, 3, 7])
+def test_tile_classes_are_sound(factory, picture, length):
+    height, width, kernel, dilation = picture
+    pattern, size = factory(height, width, kernel, dilation=dilation), height * width
+    for top, left in [(0, 0), (-2, 1), (3, -1)]:
+        rows, cols = (torch.arange(start, size + 9, length) for start in (top, left))
+        q, k = torch.arange(int(rows[0]), int(rows[-1])), torch.arange(int(cols[0]), int(cols[-1]))
+        tiles = pattern.allows(q, k)[0, 0].unflatten(1, (-1, length)).unflatten(0, (-1, length))
+        some, whole = tiles.any(3).any(1), tiles.all(3).all(1)
+        classes = pattern.tiles(rows, cols)[0, 0]
+        assert not (some & (classes == Tile.SKIP)).any()
+        assert not (~whole & (classes == Tile.FULL)).any()
+        # Within one row of the picture the class is exact where there are no gaps.
+        alone_q, alone_k = (
+            (edges[:-1] // width == (edges[1:] - 1) // width) & (edges[:-1] >= 0) & (edges[1:] <= size)
+            for edges in (rows, cols)
+        )
+        alone = alone_q[:, None] & alone_k
+        if dilation == 1:
+            assert ((classes == Tile.SKIP) == ~some)[alone].all()
+            assert ((classes == Tile.FULL) == whole)[alone].all()
+
+
+@pytest.mark.parametrize("factory", [neighbourhood, grid_window])
+@pytest.mark.parametrize("picture", [(5, 6, 3, 1), (9, 9, 3, 2), (8, 7, 1, 3)])
+def test_rows_too_far_away_are_skipped(factory, picture):
     height, width, kernel, dilation = picture
     pattern = factory(height, width, kernel, dilation=dilation)
-    size = height * width
-    mask = pattern.mask(size + 3, size + 3)[0, 0]
-    for length in (1, 2, width + 1):
-        for top in range(0, size + 3 - length, 3):
-            for left in range(0, size + 3 - length, 2):
-                part = mask[top : top + length, left : left + length]
-                told = pattern.tile(range(top, top + length), range(left, left + length)).item()
-                assert told != Tile.FULL or part.all()
-                assert told != Tile.SKIP or not part.any()
-                # Within one row of the picture the class is exact where there are no gaps.
-                ends = [(start // width, (start + length - 1) // width) for start in (top, left)]
-                if dilation == 1 and all(first == last < height for first, last in ends):
-                    assert (told == Tile.SKIP) == (not part.any())
-                    assert (told == Tile.FULL) == bool(part.all())
-    rows = torch.arange(0, size + 1, width)
-    skipped = pattern.tiles(rows, rows)[0, 0] == Tile.SKIP
-    seen = torch.stack([torch.stack([mask[a : a + width, b : b + width].any() for b in rows[:-1]]) for a in rows[:-1]])
-    assert skipped.equal(~seen)
-    assert skipped.any()
+    rows = torch.arange(0, height * width + 1, width)
+    seen = pattern.mask(height * width, height * width)[0, 0].view(height, width, height, width).any(3).any(1)
+    assert (pattern.tiles(rows, rows)[0, 0] == Tile.SKIP).equal(~seen)
+    assert not seen.all()
+
+
+@pytest.mark.parametrize("pattern", [neighbourhood(3, 3, 3), grid_window(3, 3, 5)], ids=str)
+def test_tiles_that_stick_out_of_the_picture_are_not_full(pattern):
+    assert pattern.tile(range(3, 6), range(3, 6)) == Tile.FULL
+    for rows, cols in [((8, 10), (4, 5)), ((4, 5), (8, 10)), ((-1, 1), (0, 1)), ((0, 1), (-1, 1))]:
+        assert pattern.tile(range(*rows), range(*cols)) != Tile.FULL
+    assert pattern.tile(range(9, 12), range(4, 5)) == Tile.SKIP
+    assert pattern.tile(range(4, 5), range(-3, 0)) == Tile.SKIP
 
 
 def test_a_class_token_in_front():

@@ -45,6 +45,7 @@ class MaskParts:
         tile_class: For each tile of 64 x 64, counted from the first query and key: 0 nothing, 1 look into it, 2 all.
         tile_index: For class 1 its place among the bits.
         tile_bits: Distinct tiles: pair (r, c) is bit c of word r.
+        asked: Functions that were asked about every pair to make the tiles.
     """
 
     window: Int64[Tensor, "1 _ 2"] | None = None
@@ -55,6 +56,7 @@ class MaskParts:
     tile_class: Int8[Tensor, "_ _ q_tiles k_tiles"] | None = None
     tile_index: Int32[Tensor, "_ _ q_tiles k_tiles"] | None = None
     tile_bits: Int64[Tensor, "distinct rows"] | None = None
+    asked: tuple[str, ...] = ()
 
     def tensors(self) -> list[Tensor | None]:
         """The parts in the order in which the kernel takes them."""
@@ -69,6 +71,9 @@ class MaskParts:
         if self.tile_class is not None and self.tile_bits is not None:
             size = sum(part.nbytes for part in (self.tile_class, self.tile_bits)) + 4 * self.tile_class.numel()
             words.append(f"tile map of {size / 1024:,.1f} KiB, {self.tile_bits.shape[0]} bit tiles")
+            most = (self.tile_class.numel() * TILE * TILE // 8 + 5 * self.tile_class.numel()) / 1024
+            names = " and ".join(f"#{name}" for name in self.asked)
+            words += [f"{names} asked pair by pair, once (a bit each: up to {most:,.1f} KiB)"] * bool(names)
         return ", ".join(words)
 
 
@@ -263,6 +268,7 @@ def _lowered(pattern: Pattern, q_len: int, kv_len: int, q_offset: int) -> MaskPa
         tile_index=None if tiles is None else tiles.index,
         # Eight bytes of a row are its word, lowest bit first, on the little-endian machines the kernel runs on.
         tile_bits=None if tiles is None else tiles.bits.view(torch.int64).flatten(1),
+        asked=tuple(dict.fromkeys(name for piece in rest for name in piece.functions)),
     )
 
 

@@ -45,8 +45,8 @@ class Spelling:
         if isinstance(pattern, Not):
             return "~" + self.spell(pattern.part)
         if isinstance(pattern, Shifted):
-            keys = ", " + self._number(pattern.keys) if pattern.keys else ""
-            return self.spell(pattern.part) + ".at(" + self._number(pattern.queries) + keys + ")"
+            shift = self.spell(pattern.part) + ".at(" + self._number(pattern.queries)
+            return shift + (", " + self._number(pattern.keys) + ")" if pattern.keys else ")")
         if isinstance(pattern, PerHead):
             return "per_head(" + ", ".join([self.spell(part) for part in pattern.parts]) + ")"
         return self._leaf(pattern)

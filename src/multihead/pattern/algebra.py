@@ -11,7 +11,7 @@ from torch import Tensor
 
 from multihead.error import MultiheadError
 from multihead.pattern.check import merged_batch, merged_heads, whole
-from multihead.pattern.held import Kept, PairRule
+from multihead.pattern.held import HeldRule, Kept, PairRule
 from multihead.pattern.law import Bounds, Facts, Tile, beyond, farthest, nearest, shifted_bounds, together
 from multihead.pattern.show import Shown, Spot
 
@@ -90,6 +90,11 @@ class Pattern(Shown):
     def _free(self) -> bool:
         """Whether it states no batch, no heads and no length."""
         return self.batch is None and self.heads is None and not self._held()
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Names of the functions in it (`from_callable`), of which nothing is known before they are asked."""
+        return tuple(held.name for held in self._held() if isinstance(held, HeldRule))
 
     @property
     def data(self) -> dict[str, Tensor | PairRule]:

@@ -12,6 +12,7 @@ from multihead.pattern.check import whole
 from multihead.pattern.formed import Formed
 from multihead.pattern.held import Held
 from multihead.pattern.law import Facts, grade
+from multihead.pattern.show import Spot
 
 
 def block_of(positions: Int[Tensor, "*shape"], size: int) -> Int[Tensor, "*shape"]:
@@ -47,6 +48,9 @@ class Blocked(Formed):
         none = (most < -self.after) | (least > self.before)
         return grade(none, (least >= -self.after) & (most <= self.before))[None, None]
 
+    def _detail(self, spot: Spot) -> str:
+        return _blocks_told(spot, self.size)
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class BlockPlaces(Formed):
@@ -73,13 +77,20 @@ class BlockPlaces(Formed):
         count = torch.bucketize(last, listed, right=True) - torch.bucketize(first, listed)
         return count == 0, count == last - first + 1
 
+    def _detail(self, spot: Spot) -> str:
+        return _blocks_told(spot, self.size)
+
+
+def _blocks_told(spot: Spot, size: int) -> str:
+    return f" (block {spot.query // size} at query {spot.query}, block {spot.key // size} at key {spot.key})"
+
 
 def chunk(size: int) -> Pattern:
     """Keys in the chunk of the query: floor(query / size) == floor(key / size).
 
     With `causal() &` the chunked attention of Llama 4 (`attention_chunk_size`). Chunks begin at position 0: where texts
-    are padded on the left, pass the positions of their own tokens, or write `document(positions // size)`. A row sees
-    at most `size` keys, and other tiles are skipped.
+    are padded on the left, they begin at the first token with `document(positions // size)`, of the positions each
+    token has in its own text. A row sees at most `size` keys, and tiles of other chunks are skipped.
 
     Args:
         size: Positions in a chunk, at least 1.

@@ -21,6 +21,7 @@ from multihead.pattern.blocked import block_of, blocks_between
 from multihead.pattern.check import whole
 from multihead.pattern.formed import Formed
 from multihead.pattern.law import Facts, Tile, grade
+from multihead.pattern.show import Spot
 
 _SIGN = 2**64
 # As numbers with a sign, which torch multiplies modulo 2**64 as well.
@@ -118,13 +119,20 @@ class RandomBlocks(Formed):
             inside = inside | (of_key == torch.where(self._there(q), picked, -1))
         return inside
 
+    def _detail(self, spot: Spot) -> str:
+        own = block_of(torch.tensor(spot.query), self.size)
+        picked = sorted({int(block) for block in self._picked(own)} - {-1})
+        return f" (block {int(own)} picked {picked}, key {spot.key} is in block {spot.key // self.size})"
+
     def _there(self, positions: Int[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
         there = positions >= 0
         return there if self.length is None else there & (positions < self.length)
 
     def _classify(self, rows: Int[Tensor, " rows"], cols: Int[Tensor, " cols"]) -> Int8[Tensor, "_ _ _ _"]:
-        (top, bottom), (first, last) = (blocks_between(edges, self.size) for edges in (rows, cols))
-        block = torch.arange(int(block_of(rows[0], self.size)), int(block_of(rows[-1] - 1, self.size)) + 1)
+        # Only what is in the sequence counts: a tile beyond it is empty, one that sticks out is not full.
+        real = [edges.clamp(min=0, max=self.length) for edges in (rows, cols)]
+        (top, bottom), (first, last) = (blocks_between(edges, self.size) for edges in real)
+        block = torch.arange(int(block_of(real[0][0], self.size)), int(block_of(real[0][-1] - 1, self.size)) + 1)
         s, s_end = torch.searchsorted(bottom, block), torch.searchsorted(top, block, right=True)
         found = torch.zeros(rows.numel(), cols.numel(), dtype=torch.int64)
         for picked in self._picked(block):
@@ -135,8 +143,9 @@ class RandomBlocks(Formed):
                 found.index_put_((row[seen], col[seen]), torch.tensor(sign), accumulate=True)
         count = found.cumsum(0).cumsum(1)[:-1, :-1]
         area = (bottom - top + 1)[:, None] * (last - first + 1)
-        inside = self._there(rows[1:] - 1)[:, None] & self._there(cols[1:] - 1)
-        return grade(count == 0, (count == area) & inside)[None, None]
+        none = (count == 0) | (real[0].diff() == 0)[:, None] | (real[1].diff() == 0)
+        inside = (real[0].diff() == rows.diff())[:, None] & (real[1].diff() == cols.diff())
+        return grade(none, (count == area) & inside & ~none)[None, None]
 
 
 class _Candidates(NamedTuple):

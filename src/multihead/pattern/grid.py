@@ -12,6 +12,7 @@ from multihead.pattern.blocked import blocks_between
 from multihead.pattern.check import whole
 from multihead.pattern.formed import Formed
 from multihead.pattern.law import Facts, grade
+from multihead.pattern.show import Spot
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -73,6 +74,13 @@ class Grid(Formed):
         alone = top == bottom
         left = torch.where(alone, edges[:-1] - top * self.width, 0)
         return (top, bottom), (left, torch.where(alone, edges[1:] - 1 - top * self.width, self.width - 1))
+
+    def _detail(self, spot: Spot) -> str:
+        query, key = (
+            f"place ({at // self.width}, {at % self.width})" if 0 <= at < self.height * self.width else "no place"
+            for at in (spot.query, spot.key)
+        )
+        return f" ({query} at query {spot.query}, {key} at key {spot.key})"
 
     def _window(self, place: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Bounds of the window of a place along one side; exact without dilation. Both grow with the place."""

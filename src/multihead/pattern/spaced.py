@@ -10,6 +10,7 @@ from multihead.pattern.algebra import Pattern
 from multihead.pattern.check import whole
 from multihead.pattern.formed import Formed
 from multihead.pattern.law import Facts, grade
+from multihead.pattern.show import Spot
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -42,6 +43,9 @@ class Spaced(Formed):
         none = high.div(self.step, rounding_mode="floor") * self.step < low
         return grade(none, whole_tile & ~none)[None, None]
 
+    def _detail(self, spot: Spot) -> str:
+        return f" (distance {spot.query - spot.key})"
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Columns(Formed):
@@ -62,6 +66,9 @@ class Columns(Formed):
         before = past.div(self.step, rounding_mode="floor") * self.count + (past % self.step).clamp(max=self.count)
         inside = before.diff()
         return grade(inside == 0, inside == cols.diff())[None, None, None]
+
+    def _detail(self, spot: Spot) -> str:
+        return f" (key {spot.key} is {(spot.key - self.first) % self.step} after the last run began)"
 
 
 def every(stride: int) -> Pattern:
