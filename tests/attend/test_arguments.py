@@ -63,7 +63,12 @@ WRONG = {
         "mask=[[True]] (list)",
         "parse_pattern",
     ),
-    "bias, number": ({"bias": 1.0}, "bias as a tensor, ALiBi, RelativeTable or AdaptiveSpan", "bias=1.0 (float)", "pass a tensor"),
+    "bias, number": (
+        {"bias": 1.0},
+        "bias as a tensor, ALiBi, RelativeTable or AdaptiveSpan",
+        "bias=1.0 (float)",
+        "pass a tensor",
+    ),
 }
 
 
