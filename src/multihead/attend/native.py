@@ -141,7 +141,7 @@ def asked(library: Library) -> tuple[Variant, int]:
         library: The kernel.
     """
     variant, threads = _FORCED.get()
-    return Variant(variant) if variant else library.best_variant(), threads or library.threads()
+    return Variant(variant) if variant else library.best_variant(), library.threads(threads)
 
 
 def _gaps(x: Tensor) -> bool:

@@ -73,7 +73,7 @@ def _forward(  # noqa: PLR0913 - everything of one call, as the kernel takes it
     """
     library = _library()
     given = (scale, softcap, q_offset, table_first)
-    problem = pack_problem((q, k, v), mask, bias, sinks, given, (variant, threads or library.threads()))
+    problem = pack_problem((q, k, v), mask, bias, sinks, given, (variant, library.threads(threads)))
     out, lse = _blank(q, v)
     library.forward(problem, _tensor(out), lse.data_ptr() or None)
     return out, lse
@@ -175,7 +175,7 @@ class Prepared:
         """
         library = _library()
         problem = CProblem.from_buffer_copy(self.form)
-        problem.threads = self.threads or library.threads()
+        problem.threads = library.threads(self.threads)
         problem.q.data, problem.k.data, problem.v.data = q.data_ptr(), k.data_ptr(), v.data_ptr()
         out = q.new_empty_strided(self.size, self.steps)
         library.forward(problem, CTensor(out.data_ptr(), *self.steps[:3]), None)
