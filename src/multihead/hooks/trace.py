@@ -67,6 +67,8 @@ class _Pass(threading.local):
     def __init__(self) -> None:
         self.frames: list[Frame] = []
         self.visits: Counter[int] = Counter()
+        # Attention calls of the run of each module that goes on.
+        self.calls: Counter[int] = Counter()
 
 
 class Trace:
@@ -133,6 +135,16 @@ class Trace:
         repeat = max(self._pass.visits[id(module)] - 1, 0)
         return Site(module=path, repeat=repeat, cross=cross, stack=CROSS if cross else self.stacks.get(path))
 
+    def begin(self, module: nn.Module) -> None:
+        """An attention call of a module begins."""
+        self._pass.calls[id(module)] += 1
+
+    def heads_before(self, module: nn.Module) -> int:
+        """How many heads of its layer come before those of the call at hand: a mixed layer makes one for each group."""
+        groups = module.groups if isinstance(module, MultiHeadAttention) else ()
+        place = (self._pass.calls[id(module)] - 1) % max(len(groups), 1)
+        return sum(group.heads for group in groups[:place])
+
     def most_visits(self, module: nn.Module) -> int:
         """How often a module was called in one pass, at most; backward passes may run in threads of their own."""
         return self._most_visits[id(module)]
@@ -165,9 +177,10 @@ class Trace:
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module begins. What takes no hooks is told of by those who run it."""
+        state = self._pass
+        state.calls.pop(id(module), None)
         if self.backward or id(module) not in self.paths:
             return
-        state = self._pass
         if any(frame.module is module for frame in state.frames):
             # No module runs inside itself: an interrupt (Ctrl-C) ended the earlier pass without leaving it.
             state.frames.clear()
