@@ -4,12 +4,15 @@ from multihead.hooks.address import addresses
 from multihead.hooks.call import Call, Projection, Site, Tokens
 from multihead.hooks.families import Family, families
 from multihead.hooks.gate import gated
+from multihead.hooks.head_gate import HeadGate
 from multihead.hooks.locate import Layers, Located, locate
+from multihead.hooks.replace import replaced
 from multihead.hooks.watch import Watched, watching
 
 __all__ = [
     "Call",
     "Family",
+    "HeadGate",
     "Layers",
     "Located",
     "Projection",
@@ -20,5 +23,6 @@ __all__ = [
     "families",
     "gated",
     "locate",
+    "replaced",
     "watching",
 ]
