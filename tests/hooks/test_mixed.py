@@ -89,7 +89,7 @@ def test_gates_on_heads_of_two_kinds_at_once_for_each_example():
 
 def test_a_head_beyond_the_last_is_refused_before_the_model_runs():
     with (
-        pytest.raises(MultiheadError, match=r"a gate on head L1.H7 of Model\n.*heads 0 to 6"),
+        pytest.raises(MultiheadError, match=r"gates on head L1.H7 of Model\n.*heads 0 to 6"),
         gated(mixed(), {"L1.H7": 0.0}),
     ):
         pytest.fail("it was let in")

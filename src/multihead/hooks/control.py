@@ -11,7 +11,7 @@ from multihead.error import MultiheadError, kind_and_text
 from multihead.hooks.address import CROSS, Numbering
 from multihead.hooks.locate import Located, locate
 from multihead.hooks.tap import Tap
-from multihead.hooks.trace import Trace
+from multihead.hooks.trace import Trace, is_told_by_name
 from multihead.layer import MultiHeadAttention
 from multihead.record import HeadAddress
 
@@ -41,7 +41,7 @@ class Control(Tap):
 
     Args:
         model: The model.
-        what: What is done to a head, in words that precede "head L3.H7": `"a gate on"`.
+        what: What is done to a head, in words that precede "head L3.H7": `"gates on"`.
     """
 
     def __init__(self, model: nn.Module, what: str) -> None:
@@ -123,11 +123,16 @@ class Chosen(Control, Generic[Wish]):
         self._wanted = wanted
         self._used: set[Place] = set()
         self._ran = False
-        self._layers = _layers_of(model)
+        located = locate(model)
+        # Some classes serve self- and cross-attention, so that only a call tells which it is.
+        told = all(is_told_by_name(model.get_submodule(one.site.module)) for one in located)
+        self._layers: dict[str, list[Located]] = {} if told else {CROSS: []}
+        for one in located:
+            self._layers.setdefault(one.site.stack or "", []).append(one)
         for stack, layer in wanted:
             if stack not in self._layers:
                 raise self._missing(stack, layer, f"stacks of layers: {', '.join(map(repr, sorted(self._layers)))}")
-            most = None if stack == CROSS and _is_own(model) else _most_heads(self._layers[stack])
+            most = None if stack == CROSS and not told else _most_heads(self._layers[stack])
             if most is not None and max(wanted[stack, layer]) >= most:
                 raise self._missing(stack, layer, f"its layers have heads 0 to {most - 1}")
 
@@ -209,21 +214,6 @@ def by_place(given: Iterable[tuple[HeadAddress, Wish]]) -> dict[Place, dict[int,
             raise MultiheadError(asked="each head once", arrived=f"{address} twice", remedy="leave one out")
         heads[address.head] = wish
     return found
-
-
-def _layers_of(model: nn.Module) -> dict[str, list[Located]]:
-    """The layers of each stack, as far as the model alone tells."""
-    found: dict[str, list[Located]] = {}
-    for located in locate(model):
-        found.setdefault(located.site.stack or "", []).append(located)
-    if _is_own(model):
-        # One class for both: only a call tells cross-attention.
-        found.setdefault(CROSS, [])
-    return found
-
-
-def _is_own(model: nn.Module) -> bool:
-    return any(isinstance(module, MultiHeadAttention) for module in model.modules())
 
 
 def _most_heads(layers: Iterable[Located]) -> int | None:

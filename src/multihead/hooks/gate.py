@@ -41,7 +41,7 @@ def gated(model: nn.Module, gates: Mapping[HeadAddress | str, Gate]) -> Generato
         >>> with gated(model, {"L3.H7": 0.0, "L5.H1": gate}):
         ...     model(**inputs).logits.sum().backward()  # doctest: +SKIP
     """
-    gater = _Gater(model, "a gate on", _wanted(model, gates))
+    gater = _Gater(model, "gates on", _wanted(model, gates))
     with gater.trace.followed(), tapped(gater, model):
         yield
         gater.check_used()

@@ -31,7 +31,7 @@ def replaced(model: nn.Module, outputs: Mapping[HeadAddress, Tensor | None]) -> 
         ...     model(**inputs)
     """
     check_model(model)
-    tap = _Replacer(model, "another output of", by_place(outputs.items()))
+    tap = _Replacer(model, "other outputs of", by_place(outputs.items()))
     with tap.trace.followed(), tapped(tap, model):
         yield
         tap.check_used()

@@ -168,7 +168,7 @@ class Trace:
         )
         if isinstance(module, MultiHeadAttention):
             return key is not None and key is not query
-        if type(module).__module__.startswith(_NAMED):
+        if is_told_by_name(module):
             # There names and classes tell; Funnel's pooled queries are no other sequence.
             return False
         if not isinstance(query, Tensor) or not isinstance(key, Tensor) or query.ndim > 3:
@@ -207,6 +207,11 @@ class Trace:
             self._on_leave(frame)
         if not frames:
             self._on_end(module if well else None)
+
+
+def is_told_by_name(module: nn.Module) -> bool:
+    """Whether a module's name or class tells cross-attention, and not what it is called with."""
+    return type(module).__module__.startswith(_NAMED)
 
 
 def hooked(hooks: ExitStack, handle: RemovableHandle) -> None:
