@@ -16,10 +16,10 @@ from torch import Tensor
 from multihead.attend import order
 from multihead.attend.choose import Backend, choose
 from multihead.attend.normaliser import Entmax, Normaliser, Sigmoid, Softmax, Sparsemax
-from multihead.attend.problem import PositionBias, Problem, make_problem
+from multihead.attend.problem import Problem, make_problem
 from multihead.attend.spelling import Spelling, read
 from multihead.pattern import Pattern
-from multihead.position import ALiBi, RelativeTable
+from multihead.position import AdaptiveSpan, ALiBi, PositionBias, RelativeTable
 
 _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? mask, str pattern, Tensor[] held, SymInt[] numbers, Tensor? bias, "
@@ -45,7 +45,8 @@ class Call(NamedTuple):
         held: The tensors in it.
         numbers: The numbers in it.
         bias: Its tensor, or that of a bias of positions.
-        bias_form: Nothing for a tensor, (0,) for ALiBi, (1, bidirectional, max_distance) for a relative table.
+        bias_form: Nothing for a tensor, (0,) for ALiBi, (1, bidirectional, max_distance) for a relative table,
+            (2, ramp) for an adaptive span.
         sinks: Those of `Softmax`.
         normaliser: "softmax", "softmax1", "sigmoid", "entmax" or "sparsemax".
         option: Bias of a sigmoid, alpha of an entmax.
@@ -93,6 +94,8 @@ class Call(NamedTuple):
             return self.bias
         if self.bias_form[0] == 0:
             return ALiBi(self.bias)
+        if self.bias_form[0] == 2:
+            return AdaptiveSpan(self.bias, ramp=self.bias_form[1])
         _, both, far = self.bias_form
         return RelativeTable(self.bias, bidirectional=bool(both), max_distance=far)
 
@@ -155,6 +158,8 @@ def _taken_apart(bias: Tensor | PositionBias | None) -> tuple[Tensor | None, lis
         return bias.slopes, [0]
     if isinstance(bias, RelativeTable):
         return bias.table, [1, int(bias.bidirectional), bias.max_distance]
+    if isinstance(bias, AdaptiveSpan):
+        return bias.spans, [2, bias.ramp]
     return bias, []
 
 

@@ -1,6 +1,7 @@
 """One attention call, checked: every backend, and every statistic, works from this."""
 
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,10 +11,9 @@ from multihead.attend import check
 from multihead.attend.normaliser import Normaliser, Softmax
 from multihead.error import MultiheadError
 from multihead.pattern import Pattern, Tile
-from multihead.position import ALiBi, RelativeTable
+from multihead.position import PositionBias
 
 Index = slice | Tensor
-PositionBias = ALiBi | RelativeTable
 ALL = slice(None)
 
 
@@ -270,7 +270,7 @@ def make_problem(  # noqa: PLR0913 - the fields of one call, as in the public fu
         v: Values (batch, kv_heads, kv_len, v_head_dim).
         mask: A pattern, or a boolean tensor, True = attend: (q_len, kv_len) or (batch, heads, q_len, kv_len), where
             any size may be 1.
-        bias: Added to the scores: a tensor of the same shapes, `ALiBi` or `RelativeTable`. None adds nothing.
+        bias: Added to the scores: a tensor of the same shapes, `ALiBi`, `RelativeTable` or `AdaptiveSpan`; None adds 0.
         scale: Factor of the products; None is head_dim ** -0.5.
         softcap: c in c * tanh(scaled / c); None is no cap.
         normaliser: None is `Softmax()`.
@@ -297,7 +297,7 @@ def make_problem(  # noqa: PLR0913 - the fields of one call, as in the public fu
     bias = _checked_bias(bias, q, k)
     # Written out only where they are of positions: to print a tensor takes longer than to attend to a short text.
     positional = [f"mask {mask}"] if isinstance(mask, Pattern) and mask.positional else []
-    positional += [f"bias {bias}"] if isinstance(bias, ALiBi | RelativeTable) else []
+    positional += [f"bias {bias}"] if isinstance(bias, PositionBias) else []
     return Problem(
         q=q,
         k=k,
@@ -325,7 +325,7 @@ def _checked_bias(bias: Tensor | PositionBias | None, q: Tensor, k: Tensor) -> T
     if isinstance(bias, Tensor):
         return check.check_bias(bias, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]), q.device)
     if bias is not None:
-        check.check_kinds({"bias": bias}, (ALiBi, RelativeTable), "a tensor, ALiBi or RelativeTable")
+        check.check_kinds({"bias": bias}, get_args(PositionBias), "a tensor, ALiBi, RelativeTable or AdaptiveSpan")
         _check_heads(f"bias {bias}", bias.weight, bias.heads, q)
     return bias
 

@@ -1,5 +1,6 @@
 """Doors to transformers: load its models, and let them run on our attention."""
 
+from multihead.interop.convert import from_transformers
 from multihead.interop.facts import (
     Filter,
     PictureFacts,
@@ -23,6 +24,7 @@ __all__ = [
     "PictureFacts",
     "SoundFacts",
     "check_weights",
+    "from_transformers",
     "load_model",
     "load_packaged",
     "log_mel",

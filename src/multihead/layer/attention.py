@@ -8,20 +8,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from multihead.attend import Problem, attention, choose, make_problem
 from multihead.error import MultiheadError
+from multihead.layer.base import Attends, Options
 from multihead.layer.cache import AttentionCache, Full, Kind, Sliding
-from multihead.layer.call import Call, Options, Where, check_inputs, check_visible
-from multihead.layer.check import check_counts, check_dropout
+from multihead.layer.call import Call, Where, check_inputs, check_visible
+from multihead.layer.check import check_counts
 from multihead.layer.group import HeadGroup, read_groups
 from multihead.layer.part import GroupPart, zero_bias
 from multihead.layer.projection import FusedProjection, load_split, save_split
 from multihead.layer.torch_exchange import check_plain, torch_module, torch_weights
 from multihead.pattern import Pattern
-from multihead.position import ALiBi, RelativeTable
+from multihead.position import PositionBias
 
 
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(Attends):
     """`MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W_O`, `head_i = Attention(Q W_Q_i, K W_K_i, V W_V_i)`.
 
     Vaswani et al., "Attention Is All You Need" (2017), arXiv:1706.03762. `Attention` is `multihead.attention`: softmax
@@ -79,15 +79,14 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
         backend: str = "auto",
     ) -> None:
-        super().__init__()
+        super().__init__(dropout=dropout, backend=backend)
         widths = (kv_embed_dim, kv_embed_dim) if isinstance(kv_embed_dim, int) else kv_embed_dim
         k_width, v_width = widths or (embed_dim, embed_dim)
         check_counts({"embed_dim": embed_dim, "kv_embed_dim": min(k_width, v_width)})
-        check_dropout(dropout)
         given = read_groups(heads, kv_heads, head_dim)
         self.groups = tuple(group.settled(embed_dim, alone=len(given) == 1) for group in given)
         sizes = [group.sizes for group in self.groups]
-        self.embed_dim, self.dropout, self.backend = embed_dim, dropout, backend
+        self.embed_dim = embed_dim
         self.heads, self.kv_heads = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
         self.head_dim = max(size[2] for size in sizes)
         self.q_proj = nn.Linear(embed_dim, sum(h * d for h, _, d, _ in sizes), bias=bias)
@@ -221,7 +220,8 @@ class MultiHeadAttention(nn.Module):
         made = AttentionCache(self.groups, batch=key.shape[0], kinds=[Full()] * len(self.groups), fixed=True)
         positions = torch.arange(key.shape[1], device=key.device)
         for group, part, (k, v) in zip(made.groups, self._parts, self._keys_values(key, value), strict=True):
-            group.append(part.place(k, part.k_norm, positions), v)
+            k = part.normed(k, part.k_norm)
+            group.append(k if part.turns_late else part.turn(k, positions), v)
         return made
 
     def forward(
@@ -231,7 +231,7 @@ class MultiHeadAttention(nn.Module):
         value: Tensor | None = None,
         *,
         mask: Pattern | Tensor | None = None,
-        bias: Tensor | ALiBi | RelativeTable | None = None,
+        bias: Tensor | PositionBias | None = None,
         q_offset: int | None = None,
         cache: AttentionCache | None = None,
         positions: Tensor | None = None,
@@ -268,10 +268,6 @@ class MultiHeadAttention(nn.Module):
             raise
         return self.out_proj(joined)
 
-    def attend(self, problem: Problem) -> Float[Tensor, "batch heads q_len v_head_dim"]:
-        """The heads of one call and group, before they are joined: what is watched, gated and replaced."""
-        return choose(problem, self.backend).run(problem)[0]
-
     def extra_repr(self) -> str:
         """Sizes for `print(model)`."""
         if len(self.groups) > 1:
@@ -291,35 +287,28 @@ class MultiHeadAttention(nn.Module):
         joined: list[Tensor] = []
         q_pos = call.q_positions(positions)
         for place, (part, (q, k, v)) in enumerate(zip(self._parts, self._projected(call), strict=True)):
-            q = part.place(q, part.q_norm, q_pos)
-            held = None if call.cache is None else call.cache.groups[place]
-            if k is None or v is None:
-                assert held is not None
-                k, v, first = held.held(q.dtype)
-            else:
-                k = part.place(k, part.k_norm, call.k_positions(q_pos))
-                k, v, first = (k, v, 0) if held is None else held.append(k, v)
+            late = part.turns_late
+            k = None if k is None else part.normed(k, part.k_norm)
+            if k is not None and not late:
+                k = part.turn(k, call.k_positions(q_pos))
+            k, v, first = call.kept(place, k, v, q.dtype)
+            length = call.seen(k.shape[2] + first, positions) if late else None
+            q = part.turn(part.normed(q, part.q_norm), q_pos, length=length)
+            if late:
+                k = part.turn(k, call.late_positions(first, k.shape[2], q_pos), length=length)
             where = Where(place=place, groups=self.groups, kv_len=k.shape[2], first=first)
-            heads = self._attended(part, (q, k, v), call, where)
+            scoring = part.group.scoring
+            options: Options = {
+                "mask": call.mask_of(where),
+                "bias": call.bias_of(where, part.position_bias),
+                "scale": scoring.scale,
+                "softcap": scoring.softcap,
+                "normaliser": part.normaliser,
+                "q_offset": call.offset(first),
+            }
+            heads = self.attended((q, k, v), options)
             joined.append(part.gated(call.query, heads.transpose(1, 2)).flatten(2))
         return joined[0] if len(joined) == 1 else torch.cat(joined, -1)
-
-    def _attended(self, part: GroupPart, qkv: tuple[Tensor, Tensor, Tensor], call: Call, where: Where) -> Tensor:
-        """The heads of a group, (batch, heads, q_len, v_head_dim)."""
-        scoring = part.group.scoring
-        given: Options = {
-            "mask": call.mask_of(where),
-            "bias": call.bias_of(where, part.position_bias),
-            "scale": scoring.scale,
-            "softcap": scoring.softcap,
-            "normaliser": part.normaliser,
-            "dropout": self.dropout if self.training else 0.0,
-            "q_offset": call.offset(where.first),
-        }
-        if torch.compiler.is_compiling() and "attend" not in vars(self):
-            # One operator in a graph; checks and choice read numbers from tensors, which would cut it.
-            return attention(*qkv, **given, backend=self.backend)
-        return self.attend(make_problem(*qkv, **given))
 
     def _projected(self, call: Call) -> list[tuple[Tensor, Tensor | None, Tensor | None]]:
         """Queries, keys and values of each group, (batch, heads, length, width); no keys where the cache has them."""
