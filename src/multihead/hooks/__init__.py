@@ -6,6 +6,7 @@ from multihead.hooks.families import Family, families
 from multihead.hooks.gate import gated
 from multihead.hooks.head_gate import HeadGate
 from multihead.hooks.locate import Layers, Located, locate
+from multihead.hooks.prune import Pruned, prune_heads
 from multihead.hooks.replace import replaced
 from multihead.hooks.watch import Watched, watching
 
@@ -16,6 +17,7 @@ __all__ = [
     "Layers",
     "Located",
     "Projection",
+    "Pruned",
     "Site",
     "Tokens",
     "Watched",
@@ -23,6 +25,7 @@ __all__ = [
     "families",
     "gated",
     "locate",
+    "prune_heads",
     "replaced",
     "watching",
 ]

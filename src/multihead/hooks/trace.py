@@ -17,7 +17,7 @@ from multihead.hooks.address import CROSS, name_stacks
 from multihead.hooks.call import Site, Tokens
 from multihead.hooks.fallback import sheltered
 from multihead.hooks.locate import crosses, find_attention, find_fallback, innermost
-from multihead.layer import MultiHeadAttention
+from multihead.layer import Attends, MultiHeadAttention
 
 # transformers calls it `cache` from 5.24 on.
 CACHES = ("cache", "past_key_values")
@@ -166,7 +166,7 @@ class Trace:
             next((self.frames[-1].given[name] for name in names if name in self.frames[-1].given), None)
             for names in (("query", "q"), ("key", "k"))
         )
-        if isinstance(module, MultiHeadAttention):
+        if isinstance(module, Attends):
             return key is not None and key is not query
         if is_told_by_name(module):
             # There names and classes tell; Funnel's pooled queries are no other sequence.
