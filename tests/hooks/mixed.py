@@ -7,7 +7,7 @@ from multihead.layer import HeadGroup, MultiHeadAttention
 from multihead.pattern import causal, padding, sliding_window
 from multihead.position import ALiBi, alibi_slopes
 
-WIDTH, LAYERS, VOCAB = 24, 2, 30
+WIDTH, LAYERS, VOCAB = 24, 2, 40
 GROUPS = (
     HeadGroup(2, 12, kv_heads=1, v_head_dim=5),
     HeadGroup(1, 8, mask=sliding_window(3)),
