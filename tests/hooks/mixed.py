@@ -36,8 +36,9 @@ class Block(nn.Module):
         super().__init__()
         self.norm, self.attn = nn.LayerNorm(WIDTH), attn
 
-    def forward(self, hidden_states, mask):
-        return hidden_states + self.attn(self.norm(hidden_states), mask=mask)
+    def forward(self, hidden_states, mask, cache=None):
+        given = {} if cache is None else {"cache": cache}
+        return hidden_states + self.attn(self.norm(hidden_states), mask=mask, **given)
 
 
 class Model(nn.Module):
@@ -45,11 +46,11 @@ class Model(nn.Module):
         super().__init__()
         self.embed, self.layers = nn.Embedding(VOCAB, WIDTH), nn.ModuleList(map(Block, attentions))
 
-    def forward(self, input_ids, attention_mask=None):
+    def forward(self, input_ids, attention_mask=None, caches=(None, None)):
         mask = causal() if attention_mask is None else causal() & padding(attention_mask.bool())
         hidden = self.embed(input_ids)
-        for layer in self.layers:
-            hidden = layer(hidden, mask)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            hidden = layer(hidden, mask, cache)
         return hidden
 
 
@@ -80,6 +81,10 @@ class Apart(nn.Module):
 
 def mixed():
     return randomise(Model(MultiHeadAttention(WIDTH, list(GROUPS)) for _ in range(LAYERS)))
+
+
+def plain():
+    return randomise(Model(MultiHeadAttention(WIDTH, 4, kv_heads=2) for _ in range(LAYERS)))
 
 
 def apart(model):

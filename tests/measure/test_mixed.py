@@ -1,10 +1,12 @@
 """Heads of several kinds in one layer are measured as if each kind were a layer of its own."""
 
 import numpy as np
+import pytest
 import torch
 
-from hooks.mixed import GROUPS, HEADS, LAYERS, VOCAB, apart, mixed
+from hooks.mixed import GROUPS, HEADS, LAYERS, VOCAB, apart, mixed, plain
 from multihead.corpus import TokenClasses
+from multihead.layer import Int8
 from multihead.measure import Batch, Run, observe, watch
 from multihead.pattern import distance
 from multihead.record import Document
@@ -93,6 +95,29 @@ def test_records_of_mixed_layers_are_saved_merged_and_watched(tmp_path):
     with watch(model) as seen:
         model(**given[0].inputs)
     np.testing.assert_allclose(seen.statistics().value("entropy"), whole.value("entropy"), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [None, Int8()])
+@pytest.mark.parametrize("build", [mixed, plain])
+def test_a_sequence_that_is_read_through_caches_is_one_document(build, kind):
+    model, ids = build(), rows(2, 10)
+    keep = torch.ones_like(ids)
+    keep[1, :2] = 0
+    caches = [layer.attn.cache(batch=2, kind=kind) for layer in model.layers]
+    with torch.no_grad():
+        with watch(model) as whole:
+            model(ids, keep)
+        with watch(model) as steps:
+            for stop, start in ((4, 0), (5, 4), (10, 5)):
+                model(ids[:, start:stop], keep[:, :stop], caches)
+    want, got = whole.statistics(), steps.statistics()
+    assert [document.digest for document in got.documents] == [document.digest for document in want.documents]
+    # Bytes are near the numbers they stand for.
+    close = 2e-5 if kind is None else 0.05
+    for name in ("entropy", "distance", "output_norm", "previous", "first_token"):
+        np.testing.assert_allclose(
+            got.per_document(name), want.per_document(name), rtol=close, atol=close, err_msg=name
+        )
 
 
 def test_rows_are_drawn_of_each_kind():

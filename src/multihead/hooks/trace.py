@@ -167,7 +167,8 @@ class Trace:
             for names in (("query", "q"), ("key", "k"))
         )
         if isinstance(module, Attends):
-            return key is not None and key is not query
+            remembered = getattr(self.frames[-1].given.get("cache"), "fixed", False) is True
+            return remembered or (key is not None and key is not query)
         if is_told_by_name(module):
             # There names and classes tell; Funnel's pooled queries are no other sequence.
             return False
@@ -189,7 +190,9 @@ class Trace:
             state.visits.clear()
         self._visit(module)
         frame = Frame(module, args, kwargs, block=id(module) in self._blocks)
-        if not (frame.block or any(outer.block for outer in state.frames)):
+        if isinstance(module, Attends):
+            _read_own_cache(frame)
+        elif not (frame.block or any(outer.block for outer in state.frames)):
             _read_cache(frame, state.frames)
         state.frames.append(frame)
 
@@ -226,6 +229,13 @@ def _read_cache(frame: Frame, outer: Sequence[Frame]) -> None:
         return
     known = next((other.past for other in outer if other.cache is cache), None)
     frame.cache, frame.past = cache, int(cache.get_seq_length()) if known is None else known
+
+
+def _read_own_cache(frame: Frame) -> None:
+    """Tokens in the cache of one of our modules, each of which has its own, before this call."""
+    cache = frame.given.get("cache")
+    if getattr(cache, "fixed", None) is False:
+        frame.cache, frame.past = cache, int(getattr(cache, "length", 0))
 
 
 def _ancestors(model: nn.Module, attention: set[int]) -> list[nn.Module]:
