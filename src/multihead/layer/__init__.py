@@ -4,6 +4,7 @@ from multihead.layer.attention import MultiHeadAttention
 from multihead.layer.base import Attends, Options
 from multihead.layer.cache import AttentionCache, Full, Int8, Sliding, Static
 from multihead.layer.group import HeadGroup, OutputGate, QKNorm, Scoring
+from multihead.layer.prune import Pruning
 
 __all__ = [
     "Attends",
@@ -14,6 +15,7 @@ __all__ = [
     "MultiHeadAttention",
     "Options",
     "OutputGate",
+    "Pruning",
     "QKNorm",
     "Scoring",
     "Sliding",
