@@ -4,6 +4,7 @@ from multihead.layer.attention import MultiHeadAttention
 from multihead.layer.base import Attends, Options
 from multihead.layer.cache import AttentionCache, Full, Int8, Sliding, Static
 from multihead.layer.group import HeadGroup, OutputGate, QKNorm, Scoring
+from multihead.layer.latent import Latent, LatentAttention, LatentCache
 
 __all__ = [
     "Attends",
@@ -11,6 +12,9 @@ __all__ = [
     "Full",
     "HeadGroup",
     "Int8",
+    "Latent",
+    "LatentAttention",
+    "LatentCache",
     "MultiHeadAttention",
     "Options",
     "OutputGate",
