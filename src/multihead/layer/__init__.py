@@ -3,18 +3,21 @@
 from multihead.layer.attention import MultiHeadAttention
 from multihead.layer.base import Attends, Options
 from multihead.layer.cache import AttentionCache, Full, Int8, Sliding, Static
+from multihead.layer.differential import DifferentialAttention, LayerLambda, TokenLambda
 from multihead.layer.group import HeadGroup, OutputGate, QKNorm, Scoring
 from multihead.layer.latent import Latent, LatentAttention, LatentCache
 
 __all__ = [
     "Attends",
     "AttentionCache",
+    "DifferentialAttention",
     "Full",
     "HeadGroup",
     "Int8",
     "Latent",
     "LatentAttention",
     "LatentCache",
+    "LayerLambda",
     "MultiHeadAttention",
     "Options",
     "OutputGate",
@@ -22,4 +25,5 @@ __all__ = [
     "Scoring",
     "Sliding",
     "Static",
+    "TokenLambda",
 ]
