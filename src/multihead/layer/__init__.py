@@ -6,6 +6,8 @@ from multihead.layer.cache import AttentionCache, Full, Int8, Sliding, Static
 from multihead.layer.differential import DifferentialAttention, LayerLambda, TokenLambda
 from multihead.layer.group import HeadGroup, OutputGate, QKNorm, Scoring
 from multihead.layer.latent import Latent, LatentAttention, LatentCache
+from multihead.layer.longformer import LongformerAttention
+from multihead.layer.talking import TalkingHeadsAttention
 
 __all__ = [
     "Attends",
@@ -18,6 +20,7 @@ __all__ = [
     "LatentAttention",
     "LatentCache",
     "LayerLambda",
+    "LongformerAttention",
     "MultiHeadAttention",
     "Options",
     "OutputGate",
@@ -25,5 +28,6 @@ __all__ = [
     "Scoring",
     "Sliding",
     "Static",
+    "TalkingHeadsAttention",
     "TokenLambda",
 ]
