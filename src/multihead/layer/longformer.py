@@ -118,8 +118,7 @@ class LongformerAttention(Attends):
         mask = _checked(mask, self.heads, query)
         heads = self._attended(query, query, "", self._local_mask(tokens, mask, query))
         if tokens.places.shape[1]:
-            rows = query.take_along_dim(tokens.places[..., None], 1)
-            found = self._attended(rows, query, "global_", tokens.rows_of(mask, query))
+            found = self._attended(tokens.of(query), query, "global_", tokens.rows_of(mask, query))
             heads = tokens.put(found, heads)
         return self.out_proj(heads.transpose(1, 2).flatten(2))
 
@@ -157,13 +156,13 @@ class GlobalTokens:
 
     Args:
         flags: (batch | 1, length), True = global.
-        places: (batch, most of them in a sequence): where they stand; other tokens fill up the shorter rows.
+        places: (batch | 1, most of them in a sequence): where they stand; other tokens fill up the shorter rows.
         real: Likewise: False for what fills up.
     """
 
     flags: Bool[Tensor, "_ length"]
-    places: Int[Tensor, "batch most"]
-    real: Bool[Tensor, "batch most"]
+    places: Int[Tensor, "_ most"]
+    real: Bool[Tensor, "_ most"]
 
     @classmethod
     def read(cls, given: Tensor | Sequence[int], x: Tensor) -> "GlobalTokens":
@@ -173,7 +172,7 @@ class GlobalTokens:
             listed = sorted(set(given))
             if not all(0 <= place < length for place in listed):
                 raise _misfit(f"global_tokens={listed}"[:200], batch, length)
-            places = torch.tensor(listed, dtype=torch.long, device=x.device).expand(batch, -1)
+            places = torch.tensor(listed, dtype=torch.long, device=x.device)[None]
             flags = torch.zeros(1, length, dtype=torch.bool, device=x.device).index_fill(1, places[0], True)  # noqa: FBT003
             return cls(flags=flags, places=places, real=torch.ones_like(places, dtype=torch.bool))
         if given.dtype != torch.bool or tuple(given.shape) not in ((length,), (1, length), (batch, length)):
@@ -184,17 +183,27 @@ class GlobalTokens:
         # Stable, so that global tokens come first and in order.
         order = flags.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices[:, :most]
         real = torch.arange(most, device=x.device) < counts
-        return cls(flags=flags, places=order.expand(batch, -1), real=real.expand(batch, -1))
+        return cls(flags=flags, places=order, real=real)
+
+    def of(self, x: Tensor) -> Float[Tensor, "batch most width"]:
+        """The global tokens of inputs (batch, length, width)."""
+        # Expanded by hand, as `take_along_dim` fixes the sizes in a graph.
+        return x.gather(1, self.places[..., None].expand(x.shape[0], -1, x.shape[2]))
 
     def rows_of(self, mask: Pattern | Tensor | None, x: Tensor) -> Pattern | Tensor | None:
         """The mask of the global rows: (batch | 1, heads | 1, most | 1, length | 1)."""
         if mask is None or (isinstance(mask, Pattern) and not mask.positional):
             return mask
-        length = x.shape[1]
+        keys = torch.arange(x.shape[1], device=x.device)
+        if len(self.places) == 1:
+            (rows,) = self.places
+            if isinstance(mask, Pattern):
+                return mask.allows(rows, keys)
+            return mask if mask.shape[2] == 1 else mask.index_select(2, rows)
         if isinstance(mask, Pattern):
             # Only the rows that are global somewhere, not all of them.
             rows, places = self.places.unique(return_inverse=True)
-            four = mask.allows(rows, torch.arange(length, device=x.device))
+            four = mask.allows(rows, keys)
         else:
             four, places = mask, self.places
         if four.shape[2] == 1:
