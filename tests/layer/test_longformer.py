@@ -7,7 +7,7 @@ from transformers.models.longformer.modeling_longformer import LongformerSelfAtt
 
 from multihead.error import MultiheadError
 from multihead.layer import LongformerAttention, MultiHeadAttention
-from multihead.pattern import band, causal, document, global_tokens, padding
+from multihead.pattern import Pattern, band, causal, document, global_tokens, padding
 
 WIDE = torch.float64
 
@@ -71,11 +71,22 @@ def test_global_tokens_are_said_in_three_ways(randomise):
     layer, x = build(randomise), torch.randn(2, 9, 12, dtype=WIDE)
     flags = torch.zeros(9, dtype=torch.bool)
     flags[[2, 7]] = True
-    want = layer(x, global_tokens=[7, 2, 7], mask=causal())
-    for given in (flags, flags[None], flags.expand(2, 9)):
-        torch.testing.assert_close(layer(x, global_tokens=given, mask=causal()), want, rtol=1e-12, atol=1e-12)
+    for mask in (causal(), torch.rand(2, 3, 9, 9) < 0.6, torch.rand(9, 9) < 0.6):
+        want = layer(x, global_tokens=[7, 2, 7], mask=mask)
+        for given in (flags, flags[None], flags.expand(2, 9)):
+            torch.testing.assert_close(layer(x, global_tokens=given, mask=mask), want, rtol=1e-12, atol=1e-12)
     for none in ([], torch.zeros(2, 9, dtype=torch.bool)):
         torch.testing.assert_close(layer(x, global_tokens=none), layer(x))
+
+
+def test_padding_costs_no_square_of_numbers(randomise):
+    layer, x, seen = build(randomise), torch.randn(2, 9, 12, dtype=WIDE), []
+    layer.attend = lambda problem: (seen.append(problem), LongformerAttention.attend(layer, problem))[1]
+    keep = torch.arange(9) < torch.tensor([[9], [5]])
+    for mask in (padding(keep), keep[:, None, None]):
+        layer(x, global_tokens=[0], mask=mask)
+    assert [problem.q_len for problem in seen] == [9, 1, 9, 1]
+    assert all(isinstance(problem.mask, Pattern) for problem in seen)
 
 
 def plain(layer, prefix=""):
