@@ -5,27 +5,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from multihead.error import MultiheadError
 from multihead.layer import Full, HeadGroup, Int8, MultiHeadAttention, QKNorm, Scoring, Sliding, Static
 from multihead.pattern import causal, document, padding, sliding_window
-from multihead.position import ALiBi, RelativeTable, alibi_slopes
+from multihead.position import AdaptiveSpan, ALiBi, DynamicNTK, RelativeTable, Rotary, alibi_slopes
 
-
-class Turned:
-    """A position that turns: pairs of numbers are rotated by an angle that grows with the position."""
-
-    def rotate(self, x, positions):
-        half = x.shape[-1] // 2
-        speed = torch.arange(1, half + 1, dtype=x.dtype) / half
-        angle = positions[..., None].to(x.dtype) * speed
-        angle = angle[:, None] if angle.ndim == 3 else angle
-        left, right = x[..., :half], x[..., half:]
-        return torch.cat([left * angle.cos() - right * angle.sin(), left * angle.sin() + right * angle.cos()], -1)
-
-
+PARTIAL = Rotary(100.0, layout="interleaved", dim=6)
 GROUPS = [
-    HeadGroup(2, 8, kv_heads=1, position=Turned(), scoring=Scoring(norm=QKNorm(), sinks=True)),
+    HeadGroup(
+        2,
+        8,
+        kv_heads=1,
+        position=Rotary(100.0, layout="interleaved", dim=6),
+        scoring=Scoring(norm=QKNorm(), sinks=True),
+    ),
     HeadGroup(2, 6, mask=sliding_window(3), position=ALiBi(alibi_slopes(2)), v_head_dim=4),
 ]
 
@@ -58,7 +53,9 @@ def test_any_split_with_a_cache_equals_one_pass(randomise, lengths, kind):
 @settings(max_examples=30)
 @given(lengths=split(23), window=st.integers(1, 5), spare=st.integers(0, 3))
 def test_a_sliding_cache_keeps_what_a_window_needs(randomise, lengths, window, spare):
-    layer = randomise(MultiHeadAttention(12, HeadGroup(2, 6, mask=sliding_window(window), position=Turned()))).double()
+    layer = randomise(
+        MultiHeadAttention(12, HeadGroup(2, 6, mask=sliding_window(window), position=Rotary(100.0)))
+    ).double()
     x = torch.randn(1, 23, 12, dtype=torch.float64)
     cache = layer.cache(batch=1, kind=Sliding(window, spare=spare))
     got = in_chunks(layer, x, lengths, cache)
@@ -93,7 +90,7 @@ def test_masks_over_all_tokens_are_cut_to_what_a_sliding_cache_keeps(randomise):
 
 
 def test_padded_on_the_left_equals_alone(randomise):
-    layer = randomise(MultiHeadAttention(12, HeadGroup(2, 6, position=Turned()))).double()
+    layer = randomise(MultiHeadAttention(12, HeadGroup(2, 6, position=Rotary(100.0)))).double()
     x, keep = torch.randn(2, 9, 12, dtype=torch.float64), torch.arange(9) >= torch.tensor([[0], [4]])
     places = (keep.cumsum(1) - 1).clamp(min=0)
     mask = causal() & padding(keep)
@@ -244,3 +241,39 @@ def test_a_table_of_positions_goes_on_in_a_cache(randomise):
     x = torch.randn(1, 9, 12, dtype=torch.float64)
     got = in_chunks(layer, x, [4, 1, 4], layer.cache(batch=1), mask=causal())
     torch.testing.assert_close(got, layer(x, mask=causal()), rtol=1e-10, atol=1e-10)
+
+
+def test_keys_that_turn_with_the_length_of_the_text_are_turned_anew(randomise):
+    """Each step equals the last row of one pass over the text so far, in which all keys stand by its length."""
+    rotary = Rotary(100.0, scaling=DynamicNTK(4.0, trained_length=5))
+    layer = randomise(MultiHeadAttention(12, HeadGroup(2, 6, position=rotary, scoring=Scoring(norm=QKNorm())))).double()
+    x = torch.randn(2, 9, 12, dtype=torch.float64)
+    cache, sliding = layer.cache(batch=2), layer.cache(batch=2, kind=Sliding(4))
+    plain = MultiHeadAttention(12, HeadGroup(2, 6, position=Rotary(100.0), scoring=Scoring(norm=QKNorm()))).double()
+    plain.load_state_dict(layer.state_dict())
+    for end in range(1, 10):
+        want = layer(x[:, :end], mask=causal())[:, -1:]
+        got = layer(x[:, end - 1 : end], mask=causal(), cache=cache)
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+        want = layer(x[:, :end], mask=sliding_window(4))[:, -1:]
+        got = layer(x[:, end - 1 : end], mask=sliding_window(4), cache=sliding)
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+        unscaled = plain(x[:, :end], mask=causal())[:, -1:]
+        assert torch.allclose(unscaled, layer(x[:, :end], mask=causal())[:, -1:]) == (end <= 5)
+    with pytest.raises(MultiheadError, match="take a rotary with fixed angles"):
+        layer(x[:, :1], positions=torch.arange(1), cache=layer.cache(batch=2))
+
+
+def test_a_span_is_learned_and_equals_its_window(randomise):
+    spans = nn.Parameter(torch.tensor([1.5, 4.0]))
+    layer = randomise(MultiHeadAttention(12, HeadGroup(2, 6, position=AdaptiveSpan(spans, ramp=2)))).double()
+    with torch.no_grad():
+        spans.copy_(torch.tensor([1.5, 4.0]))
+    x = torch.randn(1, 12, 12, dtype=torch.float64)
+    got = in_chunks(layer, x, [5, 1, 6], layer.cache(batch=1), mask=causal())
+    want = layer(x, mask=causal())
+    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+    near = layer(x, mask=sliding_window(AdaptiveSpan(spans, ramp=2).reach()))
+    torch.testing.assert_close(near, want, rtol=1e-10, atol=1e-10)
+    want.square().sum().backward()
+    assert spans.grad.ne(0).all()

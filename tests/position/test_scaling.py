@@ -29,6 +29,12 @@ KINDS = {
     "yarn, attention factor": {"factor": 4.0, "attention_factor": 0.8, "original_max_position_embeddings": 256},
     "yarn, DeepSeek": {"factor": 40.0, "mscale": 0.7, "mscale_all_dim": 1.1, "original_max_position_embeddings": 256},
     "yarn, GPT-OSS": {"factor": 32.0, "truncate": False, "original_max_position_embeddings": 256},
+    "yarn, beyond the last pair": {
+        "factor": 4.0,
+        "beta_fast": 400.0,
+        "rope_theta": 100.0,
+        "original_max_position_embeddings": 100_000,
+    },
     "longrope": {"short_factor": [1.0] * 24, "long_factor": list(DIVISORS), "original_max_position_embeddings": 1024},
     "longrope, factors": {
         "short_factor": list(DIVISORS),

@@ -14,11 +14,11 @@ from multihead.layer.cache import AttentionCache, Full, Kind, Sliding
 from multihead.layer.call import Call, Where, check_inputs, check_visible
 from multihead.layer.check import check_counts
 from multihead.layer.group import HeadGroup, read_groups
-from multihead.layer.part import GroupPart, zero_bias
+from multihead.layer.part import GroupPart, turned, zero_bias
 from multihead.layer.projection import FusedProjection, load_split, save_split
 from multihead.layer.torch_exchange import check_plain, torch_module, torch_weights
 from multihead.pattern import Pattern
-from multihead.position import ALiBi, RelativeTable
+from multihead.position import PositionBias
 
 
 class MultiHeadAttention(Attends):
@@ -220,7 +220,8 @@ class MultiHeadAttention(Attends):
         made = AttentionCache(self.groups, batch=key.shape[0], kinds=[Full()] * len(self.groups), fixed=True)
         positions = torch.arange(key.shape[1], device=key.device)
         for group, part, (k, v) in zip(made.groups, self._parts, self._keys_values(key, value), strict=True):
-            group.append(part.place(k, part.k_norm, positions), v)
+            k = part.normed(k, part.k_norm)
+            group.append(k if part.turns_late else turned(k, part.rotation(positions, k)), v)
         return made
 
     def forward(
@@ -230,7 +231,7 @@ class MultiHeadAttention(Attends):
         value: Tensor | None = None,
         *,
         mask: Pattern | Tensor | None = None,
-        bias: Tensor | ALiBi | RelativeTable | None = None,
+        bias: Tensor | PositionBias | None = None,
         q_offset: int | None = None,
         cache: AttentionCache | None = None,
         positions: Tensor | None = None,
@@ -286,14 +287,19 @@ class MultiHeadAttention(Attends):
         joined: list[Tensor] = []
         q_pos = call.q_positions(positions)
         for place, (part, (q, k, v)) in enumerate(zip(self._parts, self._projected(call), strict=True)):
-            q = part.place(q, part.q_norm, q_pos)
-            held = None if call.cache is None else call.cache.groups[place]
-            if k is None or v is None:
-                assert held is not None
-                k, v, first = held.held(q.dtype)
-            else:
-                k = part.place(k, part.k_norm, call.k_positions(q_pos))
-                k, v, first = (k, v, 0) if held is None else held.append(k, v)
+            q, late = part.normed(q, part.q_norm), part.turns_late
+            rotation = None if late else part.rotation(q_pos, q)
+            if k is not None:
+                k, k_pos = part.normed(k, part.k_norm), call.k_positions(q_pos)
+                # Angles are made once where queries and keys stand alike.
+                k = k if late else turned(k, rotation if k_pos is q_pos else part.rotation(k_pos, k))
+            k, v, first = call.kept(place, k, v, q.dtype)
+            if late:
+                length = call.seen(k.shape[2] + first, positions)
+                rotation = part.rotation(q_pos, q, length=length)
+                k_pos = call.late_positions(first, k.shape[2], q_pos)
+                k = turned(k, part.rotation(k_pos, k, length=length))
+            q = turned(q, rotation)
             where = Where(place=place, groups=self.groups, kv_len=k.shape[2], first=first)
             scoring = part.group.scoring
             options: Options = {

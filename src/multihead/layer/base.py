@@ -1,6 +1,7 @@
 """What every attention module has: a backend, a dropout, and the seam at which its heads are seen."""
 
-from typing import TypedDict
+from collections.abc import Callable
+from typing import TypedDict, cast
 
 import torch
 from jaxtyping import Float
@@ -9,14 +10,14 @@ from torch import Tensor, nn
 from multihead.attend import Normaliser, Problem, attention, choose, make_problem
 from multihead.layer.check import check_dropout
 from multihead.pattern import Pattern
-from multihead.position import ALiBi, RelativeTable
+from multihead.position import PositionBias
 
 
 class Options(TypedDict, total=False):
     """What an attention call is given besides its tensors."""
 
     mask: Pattern | Tensor | None
-    bias: Tensor | ALiBi | RelativeTable | None
+    bias: Tensor | PositionBias | None
     scale: float | None
     softcap: float | None
     normaliser: Normaliser | None
@@ -54,7 +55,17 @@ class Attends(nn.Module):
             (batch, heads, q_len, v_head_dim).
         """
         dropout = self.dropout if self.training else 0.0
-        if torch.compiler.is_compiling() and "attend" not in vars(self):
-            # Checks and choice read numbers from tensors, which would cut a graph into pieces.
+        _ = self.attend  # the compiler takes note of what it is: a graph made before somebody looked is made anew
+        if "attend" not in vars(self) and type(self).attend is Attends.attend:
+            # Nobody looks at the problem: the function need not make one of a call it knows, nor in a graph.
             return attention(*qkv, **options, dropout=dropout, backend=self.backend)
+        seen: Callable[..., Tensor] = self._seen
+        if torch.compiler.is_compiling():
+            # Whoever looks at a problem looks at numbers: a compiled graph is cut around it, once. No decorator: that
+            # would import the compiler, slowly.
+            seen = cast(Callable[..., Tensor], torch.compiler.disable(self._seen))
+        return seen(qkv, options, dropout)
+
+    def _seen(self, qkv: tuple[Tensor, Tensor, Tensor], options: Options, dropout: float) -> Tensor:
+        """The same by `attend`, which somebody looks at."""
         return self.attend(make_problem(*qkv, **options, dropout=dropout))

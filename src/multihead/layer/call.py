@@ -12,9 +12,9 @@ from multihead.error import MultiheadError
 from multihead.layer.cache import AttentionCache
 from multihead.layer.group import HeadGroup
 from multihead.pattern import Pattern
-from multihead.position import ALiBi, RelativeTable
+from multihead.position import PositionBias
 
-Bias = Tensor | ALiBi | RelativeTable
+Bias = Tensor | PositionBias
 
 
 @runtime_checkable
@@ -150,6 +150,33 @@ class Call:
             return q_positions
         return torch.arange(self.key.shape[1], device=self.query.device)
 
+    def kept(self, place: int, k: Tensor | None, v: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, int]:
+        """Keys and values a group attends to, new ones put into the cache, and the position of the first of them."""
+        held = None if self.cache is None else self.cache.groups[place]
+        if k is not None and v is not None:
+            return (k, v, 0) if held is None else held.append(k, v)
+        assert held is not None
+        return held.held(dtype)
+
+    def seen(self, kv_len: int, positions: Tensor | None) -> int:
+        """How many positions the text has so far, for what turns by that."""
+        if positions is not None:
+            if self.grows:
+                raise MultiheadError(
+                    asked="a rotary whose angles depend on the length of the text, with a cache",
+                    arrived="positions= of these tokens; those of earlier ones are not known any more",
+                    remedy="leave positions out, attend without a cache, or take a rotary with fixed angles",
+                )
+            return int(positions.max()) + 1 if positions.numel() else 1
+        first = self.start if self.grows else self.q_offset or 0
+        return max(kv_len, first + self.query.shape[1], 1)
+
+    def late_positions(self, first: int, kv_len: int, q_positions: Tensor) -> Tensor:
+        """Where the keys stand that are turned after they came out of a cache, or were not put into one."""
+        if self.cache is None and (self.key is None or self.key is self.query):
+            return q_positions
+        return torch.arange(first, first + kv_len, device=self.query.device)
+
     def mask_of(self, where: Where) -> Pattern | Tensor | None:
         """What a group's heads may see: its own pattern and the call's mask, on the keys it gets."""
         own, given = moved(where.group.mask, where.first), self.mask
@@ -165,7 +192,7 @@ class Call:
         offset = self.offset(where.first)
         return given & own.mask(self.query.shape[1], where.kv_len, q_offset=offset or 0, device=given.device)
 
-    def bias_of(self, where: Where, own: ALiBi | RelativeTable | None) -> Bias | None:
+    def bias_of(self, where: Where, own: PositionBias | None) -> Bias | None:
         """What is added to a group's scores: its position bias and the call's bias."""
         given = self.bias
         if isinstance(given, Tensor):
@@ -195,9 +222,7 @@ class Call:
 
 def moved(pattern: Pattern | None, first: int) -> Pattern | None:
     """A pattern for keys and queries that are counted from `first`."""
-    if pattern is None or first == 0 or pattern.window is not None:
-        return pattern
-    return pattern.moved(first)
+    return pattern if pattern is None or first == 0 else pattern.at(q_offset=first, k_offset=first)
 
 
 def check_inputs(module: Widths, given: Mapping[str, Tensor]) -> None:
@@ -230,7 +255,7 @@ def check_visible(mask: Pattern | Tensor | None) -> None:
     if torch.compiler.is_compiling():
         return
     blind = ~mask.any(-1)
-    if 2 * int(blind.sum()) >= blind.numel():
+    if 2 * int(blind.sum()) > blind.numel():
         warnings.warn(
             f"{int(blind.sum())} of {blind.numel()} rows of a mask of shape {tuple(mask.shape)} allow no key at all: "
             "their heads give 0. True = attend here; if True stood for masked out, pass `~mask`",
@@ -274,7 +299,7 @@ def _check_alike(name: str, told: object, heads: int | None, where: Where) -> No
         )
 
 
-def _added(bias: ALiBi | RelativeTable, call: Call, where: Where) -> Tensor:
+def _added(bias: PositionBias, call: Call, where: Where) -> Tensor:
     """A position bias as numbers."""
     first = call.offset(where.first) or 0
     q_pos = torch.arange(first, first + call.query.shape[1], device=call.query.device)

@@ -2,27 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Literal, get_args
 
-from torch import Tensor, nn
+from torch import nn
 
 from multihead.attend import Normaliser, Softmax
 from multihead.error import MultiheadError
 from multihead.layer.check import check_counts, divided, listed_divisors
 from multihead.pattern import Pattern
-from multihead.position import ALiBi, RelativeTable
+from multihead.position import PositionBias, Rotary
 
-
-@runtime_checkable
-class Rotation(Protocol):
-    """A position that turns queries and keys: `Rotary`."""
-
-    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """`x` (batch, heads, length, head_dim) as it stands at `positions`, (length,) or (batch, length)."""
-        ...
-
-
-Position = Rotation | ALiBi | RelativeTable
+Position = Rotary | PositionBias
 NormKind = Literal["rms", "layer", "l2"]
 NormWidth = Literal["head", "each", "all"]
 
@@ -123,8 +113,8 @@ class HeadGroup:
         kv_heads: Key/value heads, a divisor of `heads`; None for as many as query heads.
         v_head_dim: Width of values and of a head's output; None for `head_dim`.
         mask: Pairs these heads are kept to, besides the mask of a call.
-        position: `Rotary`, which turns queries and keys, or a bias: `ALiBi`, `RelativeTable`. A bias whose tensor is an
-            `nn.Parameter` is learned with the module; give several modules the same one to share it.
+        position: `Rotary`, which turns queries and keys, or a bias: `ALiBi`, `RelativeTable`, `AdaptiveSpan`. A bias
+            whose tensor is an `nn.Parameter` is learned with the module; give several modules the same one to share it.
         scoring: Norm of queries and keys, scale, softcap, normaliser, sinks.
         gate: Of the outputs, or None.
 
@@ -158,7 +148,7 @@ class HeadGroup:
                 remedy=f"kv_heads={listed_divisors(self.heads, self.kv_heads)}",
             )
         stated = [("mask", self.mask.heads if self.mask is not None else None)]
-        stated += [("position", self.position.heads)] if isinstance(self.position, ALiBi | RelativeTable) else []
+        stated += [("position", self.position.heads)] if isinstance(self.position, PositionBias) else []
         for name, heads in stated:
             if heads not in (None, self.heads):
                 raise MultiheadError(
@@ -222,7 +212,7 @@ def read_groups(
 
 def learned(position: Position | None) -> nn.Parameter | None:
     """The tensor of a position bias, where it is to be learned."""
-    weight = position.weight if isinstance(position, ALiBi | RelativeTable) else None
+    weight = position.weight if isinstance(position, PositionBias) else None
     return weight if isinstance(weight, nn.Parameter) else None
 
 

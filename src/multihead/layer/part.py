@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm, normalize, rms_norm
 
 from multihead.attend import Normaliser, Softmax
-from multihead.layer.group import HeadGroup, QKNorm, Rotation, learned
-from multihead.position import ALiBi, RelativeTable
+from multihead.layer.group import HeadGroup, QKNorm, learned
+from multihead.position import PositionBias, Rotary, Rotation
 
 
 class Norm(nn.Module):
@@ -70,7 +70,7 @@ class GroupPart(nn.Module):
         self.k_norm = None if norm is None else Norm(norm, kv_heads, head_dim)
         self.sinks = nn.Parameter(torch.zeros(heads)) if group.scoring.sinks else None
         parameter = learned(group.position)
-        if parameter is None and isinstance(group.position, ALiBi | RelativeTable):
+        if parameter is None and isinstance(group.position, PositionBias):
             # Given, not learned: it moves with the module and is no part of what is saved.
             self.register_buffer("bias", group.position.weight, persistent=False)
         else:
@@ -90,10 +90,22 @@ class GroupPart(nn.Module):
             nn.init.xavier_uniform_(self.gate.weight)
             zero_bias(self.gate)
 
-    def place(self, x: Tensor, norm: Norm | None, positions: Tensor) -> Tensor:
-        """Queries or keys (batch, heads, length, head_dim), normalised and turned as they stand."""
-        x = x if norm is None else norm(x)
-        return self.group.position.rotate(x, positions) if isinstance(self.group.position, Rotation) else x
+    def normed(self, x: Tensor, norm: Norm | None) -> Tensor:
+        """Queries or keys (batch, heads, length, head_dim), normalised where they are to be."""
+        return x if norm is None else norm(x)
+
+    def rotation(self, positions: Tensor, like: Tensor, *, length: int | None = None) -> Rotation | None:
+        """The angles by which heads `like` these are turned as they stand; None where they are not turned."""
+        position = self.group.position
+        if not isinstance(position, Rotary):
+            return None
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        return position.rotation(positions, like.shape[-1], length=length, dtype=dtype)
+
+    @property
+    def turns_late(self) -> bool:
+        """Whether keys are turned anew at every call: by how much depends on how long the text has become."""
+        return isinstance(self.group.position, Rotary) and self.group.position.depends_on_length
 
     @property
     def normaliser(self) -> Normaliser:
@@ -104,10 +116,10 @@ class GroupPart(nn.Module):
         return Softmax(sinks=self.sinks, off_by_one=isinstance(given, Softmax) and given.off_by_one)
 
     @property
-    def position_bias(self) -> ALiBi | RelativeTable | None:
+    def position_bias(self) -> PositionBias | None:
         """The position bias with what is learned of it, or None."""
         position = self.group.position
-        if not isinstance(position, ALiBi | RelativeTable):
+        if not isinstance(position, PositionBias):
             return None
         return position.with_weight(cast(Tensor, self.bias))
 
@@ -120,6 +132,11 @@ class GroupPart(nn.Module):
     def extra_repr(self) -> str:
         """The group for `print(model)`."""
         return str(self.group)
+
+
+def turned(x: Tensor, rotation: Rotation | None) -> Tensor:
+    """Queries or keys, turned where they are to be."""
+    return x if rotation is None else rotation.apply(x)
 
 
 def zero_bias(linear: nn.Linear) -> None:

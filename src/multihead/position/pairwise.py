@@ -40,7 +40,7 @@ class YaRN(Scaling):
 
     Example:
         >>> YaRN(4.0, 2048).amplitude
-        1.1386294361119891
+        1.138629436111989
     """
 
     factor: float

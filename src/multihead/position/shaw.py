@@ -123,10 +123,11 @@ class ShawRelative:
     ) -> Float[Tensor, "batch heads q_len v_head_dim"]:
         """The output term of the values: add it to the output of `multihead.attention`. Gradients flow.
 
-        It needs the weights, (batch, heads, q_len, kv_len), as `multihead.attention_lse(...).weights()` gives them.
+        It needs the weights, as `multihead.attention_lse(...).weights()` gives them. Those are from before dropout, so
+        this term is not dropped.
 
         Args:
-            weights: After softmax and dropout.
+            weights: (batch, heads, q_len, kv_len).
             q_offset: Position of the first query, where the first key has position 0.
 
         Raises:
