@@ -201,15 +201,21 @@ def _lengths(given: int | Tensor | None, cache: Tensor) -> list[int]:
 
 def _written(k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None, lengths: list[int]) -> list[int]:
     """Writes what is new behind what is there, and tells the lengths after it."""
-    if k is None or v is None:
-        return lengths
-    new = k.shape[1]
+    if (k is None) != (v is None):
+        raise MultiheadError(
+            asked="new keys and their values, both",
+            arrived="k without v" if v is None else "v without k",
+            remedy="pass both",
+        )
+    new = 0 if k is None else k.shape[1]
     if max(lengths, default=0) + new > k_cache.shape[1]:
         raise MultiheadError(
             asked=f"room in the cache for {new} keys behind the {max(lengths)} that are there",
             arrived=f"a cache of {k_cache.shape[1]} keys",
             remedy="make a longer cache, or pass cache_seqlens: how many keys of it count",
         )
+    if k is None or v is None:
+        return lengths
     with torch.no_grad():
         for row, length in enumerate(lengths):
             k_cache[row, length : length + new] = k[row]

@@ -145,13 +145,13 @@ def _heads(
 
 
 def _check_inputs(inputs: Inputs, layer: Projections, *, length_first: bool) -> None:
-    told = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip(("query", "key", "value"), inputs, strict=True))
     if any(x.is_nested for x in inputs):
         raise MultiheadError(
             asked="tensors of one length, with padding",
             arrived="nested tensors",
             remedy="set `encoder.use_nested_tensor = False` where nn.TransformerEncoder makes them",
         )
+    told = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip(("query", "key", "value"), inputs, strict=True))
     axes = "length, batch, " if length_first else "batch, length, "
     dims = inputs[0].ndim
     fits = dims in (2, 3) and all(

@@ -109,9 +109,9 @@ class MultiheadAttention(nn.Module):
 
     def forward(
         self,
-        query: Float[Tensor, "..."],
-        key: Float[Tensor, "..."],
-        value: Float[Tensor, "..."],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
         key_padding_mask: Tensor | None = None,
         need_weights: bool = True,  # noqa: FBT001, FBT002
         attn_mask: Tensor | None = None,
