@@ -1,6 +1,9 @@
 """The functions in place of torch's and flash-attn's, against attention written out pair by pair."""
 
+import doctest
+import importlib
 import math
+import pkgutil
 
 import pytest
 import torch
@@ -8,12 +11,24 @@ from torch.nn import functional
 
 from attend.oracle import attend_slowly, near
 from multihead.error import MultiheadError
+from multihead.interop import compat
 from multihead.interop.compat import (
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
     scaled_dot_product_attention,
 )
+
+
+@pytest.mark.parametrize("name", [module.name for module in pkgutil.iter_modules(compat.__path__)])
+def test_the_examples_in_the_docstrings_hold(name):
+    module = importlib.import_module(f"multihead.interop.compat.{name}")
+    assert doctest.testmod(module, extraglobs={"torch": torch}).failed == 0
+
+
+def test_everything_public_has_an_example():
+    assert [name for name in compat.__all__ if ">>>" not in (getattr(compat, name).__doc__ or "")] == []
+
 
 SHAPES = {
     "two dimensions": ((6, 8), (7, 8)),

@@ -75,6 +75,14 @@ def multi_head_attention_forward(  # noqa: PLR0913 - the signature of torch
 
     Raises:
         MultiheadError: Inputs or masks that do not belong together.
+
+    Example:
+        >>> x, packed = torch.randn(5, 2, 8), torch.randn(24, 8)
+        >>> out, weights = multi_head_attention_forward(
+        ...     x, x, x, 8, 2, packed, None, None, None, False, 0.0, torch.eye(8), None
+        ... )
+        >>> out.shape, weights.shape
+        (torch.Size([5, 2, 8]), torch.Size([2, 5, 5]))
     """
     apart = (q_proj_weight, k_proj_weight, v_proj_weight)
     layer = Projections(
