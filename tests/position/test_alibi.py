@@ -1,5 +1,7 @@
 """ALiBi against the paper's numbers and a loop over pairs."""
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 import torch
 
@@ -67,3 +69,27 @@ def test_slopes_of_a_wrong_kind(dtype):
     object.__setattr__(bias, "slopes", wrong)
     with pytest.raises(MultiheadError, match=r"shape \(heads,\)\n  got: shape .*\n  fix: pass alibi_slopes"):
         bias.__post_init__()
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 6, 7, 12, 16, 25])
+def test_bloom_and_mpt(heads):
+    bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom", reason="it is the oracle")
+    mpt = pytest.importorskip("transformers.models.mpt.modeling_mpt", reason="it is the oracle")
+    q_pos, k_pos = torch.arange(5) + 3, torch.arange(8)
+    products = torch.randn(1, heads, 5, 8)
+    ours = products + ALiBi(alibi_slopes(heads)).scores(q_pos, k_pos)
+    visible = k_pos <= q_pos[:, None]
+    weights = torch.softmax(ours.masked_fill(~visible, -torch.inf), -1)
+    # Both add slope * position of the key: to each row the same number less, which a softmax does not see.
+    for added in (
+        bloom.build_alibi_tensor(torch.ones(1, 8), heads, torch.float32).view(1, heads, 1, 8),
+        mpt.build_mpt_alibi_tensor(heads, 8)[None],
+    ):
+        theirs = torch.softmax((products + added).masked_fill(~visible, -torch.inf), -1)
+        assert torch.allclose(weights, theirs, rtol=0, atol=2e-6)
+
+
+@hypothesis.given(shift=st.integers(0, 1000), heads=st.integers(1, 5))
+def test_scores_depend_on_distances_alone(shift, heads):
+    bias, q_pos, k_pos = ALiBi(alibi_slopes(heads).double()), torch.arange(4), torch.arange(6)
+    assert torch.equal(bias.scores(q_pos + shift, k_pos + shift), bias.scores(q_pos, k_pos))

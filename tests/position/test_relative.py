@@ -1,5 +1,7 @@
 """The relative table against transformers' T5 and against its definition."""
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 import torch
 
@@ -77,3 +79,22 @@ def test_a_table_of_a_wrong_kind():
     object.__setattr__(bias, "table", torch.zeros(32, dtype=torch.int64))
     with pytest.raises(MultiheadError, match=r"shape \(buckets, heads\).*\n  got: shape \(32,\), torch.int64"):
         bias.__post_init__()
+
+
+@pytest.mark.parametrize("decoder", [True, False])
+@pytest.mark.parametrize(("q_len", "kv_len", "past"), [(200, 200, 0), (3, 170, 167), (1, 9, 8)])
+def test_the_bias_of_t5(decoder, q_len, kv_len, past):
+    modeling = pytest.importorskip("transformers.models.t5.modeling_t5", reason="T5 is the oracle")
+    config = modeling.T5Config(num_heads=3, d_model=12, d_kv=4, is_decoder=decoder)
+    theirs = modeling.T5Attention(config, has_relative_attention_bias=True)
+    torch.nn.init.normal_(theirs.relative_attention_bias.weight)
+    bias = RelativeTable(theirs.relative_attention_bias.weight, bidirectional=not decoder)
+    expected = theirs.compute_bias(q_len, kv_len, past_seen_tokens=past)
+    assert torch.equal(bias.scores(torch.arange(past, past + q_len), torch.arange(kv_len)), expected)
+
+
+@hypothesis.given(shift=st.integers(0, 1000), bidirectional=st.booleans())
+def test_scores_depend_on_distances_alone(shift, bidirectional):
+    bias = RelativeTable(torch.randn(8, 3), bidirectional=bidirectional, max_distance=9)
+    q_pos, k_pos = torch.arange(4), torch.arange(30)
+    assert torch.equal(bias.scores(q_pos + shift, k_pos + shift), bias.scores(q_pos, k_pos))

@@ -1,6 +1,32 @@
-"""Position biases: what a score gains or loses because of where query and key stand."""
+"""Positions: rotations of queries and keys, and what a score gains or loses because of where the two stand."""
 
 from multihead.position.alibi import ALiBi, alibi_slopes
+from multihead.position.pairwise import Llama3, LongRoPE, YaRN
 from multihead.position.relative import RelativeTable
+from multihead.position.rotary import Rotary, Rotation, permute_rows
+from multihead.position.scaling import NTK, DynamicNTK, Linear, Proportional, Scaling
+from multihead.position.shaw import ShawRelative
+from multihead.position.sinusoid import sinusoid
+from multihead.position.span import AdaptiveSpan
+from multihead.position.transformer_xl import TransformerXLRelative
 
-__all__ = ["ALiBi", "RelativeTable", "alibi_slopes"]
+__all__ = [
+    "NTK",
+    "ALiBi",
+    "AdaptiveSpan",
+    "DynamicNTK",
+    "Linear",
+    "Llama3",
+    "LongRoPE",
+    "Proportional",
+    "RelativeTable",
+    "Rotary",
+    "Rotation",
+    "Scaling",
+    "ShawRelative",
+    "TransformerXLRelative",
+    "YaRN",
+    "alibi_slopes",
+    "permute_rows",
+    "sinusoid",
+]

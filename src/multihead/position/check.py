@@ -1,0 +1,93 @@
+"""What is asked of the numbers and tensors of positions, with the messages for those that break it."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from multihead.error import MultiheadError
+
+
+def check_factor(kind: str, factor: float) -> None:
+    """Refuses a stretch below 1."""
+    if not (math.isfinite(factor) and factor >= 1):
+        inverse = f", here {1 / factor:g}" if math.isfinite(factor) and factor > 0 else ""
+        raise MultiheadError(
+            asked=f"{kind} with a factor of at least 1: how many times longer than trained the text may be",
+            arrived=f"factor={factor}",
+            remedy=f"pass a factor >= 1; where a scale of the frequencies is given, its inverse{inverse}",
+        )
+
+
+def check_length(kind: str, length: int, *, least: int = 1) -> None:
+    """Refuses a trained length that is too small."""
+    if length < least:
+        raise MultiheadError(
+            asked=f"{kind} with the number of positions the model was trained on, at least {least}",
+            arrived=f"trained_length={length}",
+            remedy="pass the model's original_max_position_embeddings, for example 4096",
+        )
+
+
+def check_order(kind: str, names: tuple[str, str], low: float, high: float) -> None:
+    """Refuses two bounds of which the first is not below the second, or not above 0."""
+    if not 0 < low < high:
+        raise MultiheadError(
+            asked=f"{kind} with 0 < {names[0]} < {names[1]}",
+            arrived=f"{names[0]}={low}, {names[1]}={high}",
+            remedy=f"pass the smaller number as {names[0]}",
+        )
+
+
+def check_pairs(asked: str, dim: int, head_dim: int) -> int:
+    """The rotated numbers of a head, refused where they do not go in pairs or do not fit.
+
+    Args:
+        asked: Where the number comes from, in words.
+        dim: Rotated numbers.
+        head_dim: All of them.
+    """
+    if dim % 2 or not 0 < dim <= head_dim:
+        below = min(dim, head_dim)
+        even = max(below - below % 2, 2)
+        raise MultiheadError(
+            asked=f"{asked}: an even number of rotated dimensions, from 2 to head_dim={head_dim}",
+            arrived=f"dim={dim}, head_dim={head_dim}",
+            remedy=f"pass Rotary(dim={even}), which leaves the rest of the head as it is"
+            if head_dim >= 2
+            else "use heads of at least 2 dimensions",
+        )
+    return dim
+
+
+def check_positions(positions: Tensor) -> None:
+    """Refuses positions that are not whole numbers for one or for each sequence."""
+    whole = not (positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool)
+    if positions.ndim not in (1, 2) or not whole:
+        raise MultiheadError(
+            asked="positions as integers, (length,) or (batch, length)",
+            arrived=f"shape {tuple(positions.shape)}, {positions.dtype}",
+            remedy="pass torch.arange(first, first + length), or one such row for each sequence",
+        )
+
+
+def check_turned(x: Tensor, batch: int, length: int, device: torch.device) -> None:
+    """Refuses what is to be rotated where it does not go with its positions."""
+    if x.ndim != 4 or not x.is_floating_point():
+        raise MultiheadError(
+            asked="x (batch, heads, length, head_dim) of a floating dtype",
+            arrived=f"shape {tuple(x.shape)}, {x.dtype}",
+            remedy="split the heads first: `x.unflatten(-1, (heads, -1)).transpose(1, 2)`",
+        )
+    if x.shape[2] != length or batch not in (1, x.shape[0]):
+        raise MultiheadError(
+            asked="one position for each place of x (batch, heads, length, head_dim)",
+            arrived=f"x {tuple(x.shape)}, positions for batch={batch}, length={length}",
+            remedy=f"pass positions of shape ({x.shape[2]},) or ({x.shape[0]}, {x.shape[2]})",
+        )
+    if x.device != device:
+        raise MultiheadError(
+            asked="x and its positions on one device",
+            arrived=f"x on {x.device}, positions on {device}",
+            remedy=f"pass `positions.to('{x.device}')`",
+        )
