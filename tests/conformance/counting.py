@@ -47,7 +47,7 @@ def pytest_terminal_summary(terminalreporter, config):
     others["deselected"] = config.stash.get(_LEFT_OUT, 0)
     if not counts and not any(others.values()):
         return
-    terminalreporter.section("suites of other projects")
+    terminalreporter.section("suites of other projects: passed/ran")
     for line in table(counts, reasons, others):
         terminalreporter.line(line)
 
@@ -70,14 +70,15 @@ def collected(stats):
 
 
 def table(counts, reasons, others):
-    """The lines that are printed."""
-    columns = ("passed", "failed", "refused")
-    width = max([len(suite) for suite, _ in counts] or [0])
+    """The lines that are printed: a suite each with its backends, then why some refused, then what did not run."""
+    suites = defaultdict(list)
     for (suite, backend), found in sorted(counts.items()):
-        failed = sum(found.values()) - found["passed"] - found["refused"]
-        shown = dict(zip(columns, (found["passed"], failed, found["refused"]), strict=True))
-        ran = found["passed"] + failed
-        yield f"{suite:{width}}  {backend:9}  ran {ran:4}" + "".join(f"  {name} {shown[name]:4}" for name in columns)
+        ran = sum(found.values()) - found["refused"]
+        told = f"{backend} {found['passed']}/{ran}" + f" ({found['refused']} refused)" * bool(found["refused"])
+        suites[suite].append(told.removeprefix("- "))
+    width = max(map(len, suites), default=0)
+    for suite, told in suites.items():
+        yield f"{suite:{width}}  {', '.join(told)}"
     for backend, why in sorted(reasons.items()):
         for reason, times in why.most_common():
             yield f"  {backend} refused {times}: {reason}"
