@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 
 from multihead.error import MultiheadError
-from multihead.position import DynamicNTK, Linear, LongRoPE, Rotary, YaRN, permute_rows
+from multihead.position import DynamicNTK, Linear, LongRoPE, Rotary, Rotation, YaRN, permute_rows
 
 LAYOUTS = ["half", "interleaved"]
 SCALINGS = [None, Linear(3.0), YaRN(4.0, 16), DynamicNTK(2.0, 7)]
@@ -202,6 +202,24 @@ def test_angles_made_once_turn_queries_and_keys():
     assert angles.apply(fine).dtype == torch.float64
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dim", [0, 4])
+@pytest.mark.parametrize("shape", [(3,), (2, 3)])
+def test_tables_of_onnx(layout, dim, shape):
+    onnx = pytest.importorskip("onnx.reference.ops.op_rotary_embedding", reason="it is the oracle")
+    x, tables, positions = torch.randn(2, 4, 3, 8), torch.randn(2, 50, (dim or 8) // 2), torch.randint(0, 50, shape)
+    theirs = onnx.rotary_embedding(
+        x.numpy(),
+        *tables.numpy(),
+        positions.expand(2, 3).numpy(),
+        interleaved=int(layout == "interleaved"),
+        rotary_embedding_dim=dim,
+    )
+    cos, sin = tables[:, positions]
+    ours = Rotation.of(cos, sin, layout=layout).apply(x)
+    assert torch.allclose(ours, torch.from_numpy(theirs), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("scaling", [DynamicNTK(2.0, 8), LongRoPE((1.0,) * 4, (1.0, 2.0, 3.0, 9.0), 8, factor=4.0)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_a_cache_does_where_the_length_matters(scaling, layout):
@@ -310,6 +328,12 @@ X = torch.zeros(2, 3, 5, 8)
             lambda: Rotary().rotate(X.to("meta"), torch.arange(5)),
             r"on one device\n  got: x on meta, positions on cpu\n  fix: pass `positions.to\('meta'\)`",
         ),
+        (
+            lambda: Rotation.of(torch.ones(5, 4), torch.ones(5, 8), layout="half"),
+            r"cos and sin of each pair.*\n  got: cos \(5, 4\), sin \(5, 8\)\n  fix: pass one number for each pair",
+        ),
+        (lambda: Rotation.of(X, X, layout="half"), r"cos and sin of each pair.*\n  got: cos \(2, 3, 5, 8\)"),
+        (lambda: Rotation.of(X[0], X[0], layout="neox"), r"a rotary layout.*\n  got: layout='neox'"),
         (
             lambda: permute_rows(X[0, 0], head_dim=4, source="half", target="interleaved"),
             r"a multiple of head_dim=4\n  got: weight of shape \(5, 8\)\n  fix: pass the weight as",

@@ -31,18 +31,30 @@ class Rotation:
     layout: Layout
 
     @classmethod
-    def of(cls, angles: Float[Tensor, "... length pairs"], *, layout: Layout, amplitude: float = 1.0) -> "Rotation":
-        """The rotation by these angles.
+    def of(
+        cls, cos: Float[Tensor, "... length pairs"], sin: Float[Tensor, "... length pairs"], *, layout: Layout
+    ) -> "Rotation":
+        """The rotation by angles whose cosines and sines are given: those of a model's or a graph's own table.
 
         Args:
-            angles: Of each pair, (length, pairs) or (batch, length, pairs).
+            cos: Of each pair, (length, pairs) or (batch, length, pairs).
+            sin: Of each pair, the same shape.
             layout: Which dimensions make a pair.
-            amplitude: What cos and sin are multiplied by.
+
+        Raises:
+            MultiheadError: cos and sin of other shapes, or an unknown layout.
+
+        Example:
+            `Rotation.of(cos_cache[positions], sin_cache[positions], layout="half").apply(q)`
         """
-        angles = angles[None, None] if angles.ndim == 2 else angles[:, None]
-        cos, sin = angles.cos(), angles.sin()
-        if amplitude != 1.0:
-            cos, sin = cos * amplitude, sin * amplitude
+        check_layouts(layout)
+        if cos.shape != sin.shape or cos.ndim not in (2, 3):
+            raise MultiheadError(
+                asked="cos and sin of each pair, (length, pairs) or (batch, length, pairs)",
+                arrived=f"cos {tuple(cos.shape)}, sin {tuple(sin.shape)}",
+                remedy="pass one number for each pair, not one for each dimension",
+            )
+        cos, sin = (table[None, None] if table.ndim == 2 else table[:, None] for table in (cos, sin))
         if layout == "half":
             return cls(cos=torch.cat([cos, cos], -1), sin=torch.cat([-sin, sin], -1), layout=layout)
         cos, sin = (torch.stack(pair, -1).flatten(-2) for pair in ((cos, cos), (-sin, sin)))
@@ -224,7 +236,10 @@ class Rotary:
             length = positions.amax(-1) + 1
         frequencies = self.inverse_frequencies(head_dim, length=length, dtype=dtype, device=positions.device)
         angles = positions[..., None].to(dtype) * frequencies[..., None, :]
-        return Rotation.of(angles, layout=self.layout, amplitude=self.factor)
+        cos, sin = angles.cos(), angles.sin()
+        if self.factor != 1.0:
+            cos, sin = cos * self.factor, sin * self.factor
+        return Rotation.of(cos, sin, layout=self.layout)
 
     def rotate(
         self,
@@ -274,7 +289,7 @@ class Rotary:
             for known in (seen, length)
         )
         angles = positions[..., None].to(dtype) * (now - then)[..., None, :]
-        return Rotation.of(angles, layout=self.layout).apply(keys)
+        return Rotation.of(angles.cos(), angles.sin(), layout=self.layout).apply(keys)
 
 
 def _wide(x: Tensor) -> torch.dtype:
