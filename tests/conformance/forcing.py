@@ -1,11 +1,16 @@
-"""One backend for calls that name none, as drop-ins do."""
+"""The backends every suite runs on, and one of them for calls that name none, as drop-ins do."""
 
 import sys
 from contextlib import contextmanager
 from unittest import mock
 
+import pytest
+
+from built import NATIVE
 from multihead.attend import find
 from multihead.error import BackendRefused
+
+every_backend = pytest.mark.parametrize("backend", ["auto", NATIVE, "sdpa", "tiled", "reference"])
 
 _CHOOSE = sys.modules["multihead.attend.choose"]  # the room has a function of that name
 

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from attend.oracle import attend_slowly, full, near, qkv
-from built import NATIVE
-from conformance.forcing import attempt, only
+from conformance.forcing import attempt, every_backend, only
 from hooks.families import FAMILIES, twin
 from multihead.attend import Softmax, attention, attention_lse, explain_backend
 from multihead.error import MultiheadError
@@ -22,7 +21,6 @@ from multihead.layer import MultiHeadAttention
 from multihead.pattern import causal, document, padding, sliding_window
 
 SUITE = "38 complaints, those of tests/conformance"
-BACKENDS = pytest.mark.parametrize("backend", ["auto", NATIVE, "sdpa", "tiled", "reference"])
 
 
 @pytest.fixture
@@ -38,7 +36,7 @@ def claims(tally):
     return asked
 
 
-@BACKENDS
+@every_backend
 def test_01_a_sample_of_padding_alone_in_inference(backend, claims):
     q, k, v = qkv(kv_len=6)
     keep = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 0, 0, 0, 0, 0]]).bool()
@@ -49,7 +47,7 @@ def test_01_a_sample_of_padding_alone_in_inference(backend, claims):
     assert near(attended.out[:1], attention(q[:1], k[:1], v[:1], mask=padding(keep[:1]), backend=backend), 1e-6)
 
 
-@BACKENDS
+@every_backend
 def test_02_a_head_shut_by_torchs_mask_in_the_drop_in(backend):
     module = compat.MultiheadAttention(12, 3, batch_first=True).eval()
     x = torch.randn(2, 5, 12)
@@ -64,7 +62,7 @@ def test_02_a_head_shut_by_torchs_mask_in_the_drop_in(backend):
     assert torch.equal(weights[:, [0, 2]], plain[:, [0, 2]])
 
 
-@BACKENDS
+@every_backend
 def test_05_torchs_names_mean_what_they_mean_in_torch(backend):
     """True masks out under torch's names, and attends under ours; neither takes the other's."""
     own = MultiHeadAttention(6, heads=1, backend=backend)
@@ -90,7 +88,7 @@ def test_05_torchs_names_mean_what_they_mean_in_torch(backend):
         module(x, x, x, key_padding_mask=padded, mask=padding(~padded))
 
 
-@BACKENDS
+@every_backend
 def test_08_a_hint_is_a_rule_in_the_drop_in(backend):
     module = compat.MultiheadAttention(12, 4, batch_first=True).eval()
     x = torch.randn(2, 6, 12)
@@ -111,7 +109,7 @@ OPTIONS = {
 }
 
 
-@BACKENDS
+@every_backend
 @pytest.mark.parametrize("name", OPTIONS)
 def test_09_no_option_lets_the_future_in_in_float16_and_in_the_weights(name, backend, claims):
     q, k, v = qkv(q_len=8, kv_len=8, dtype=torch.float16)
@@ -125,7 +123,7 @@ def test_09_no_option_lets_the_future_in_in_float16_and_in_the_weights(name, bac
             assert torch.equal(attended.weights(), attended.weights().tril())
 
 
-@BACKENDS
+@every_backend
 def test_09_three_dimensions_and_dropout_do_not_let_it_in_either(backend):
     q, k, v = (torch.randn(4, 8, 16) for _ in range(3))
     changed = [torch.cat([x[:, :5], torch.full_like(x[:, 5:], 99.0)], 1) for x in (q, k, v)]
@@ -138,7 +136,7 @@ def test_09_three_dimensions_and_dropout_do_not_let_it_in_either(backend):
         assert torch.equal(out[0][:, :5], out[1][:, :5])
 
 
-@BACKENDS
+@every_backend
 def test_12_a_left_padded_model_keeps_its_mask(backend):
     family = FAMILIES["llama"]
     model, inputs = family.build("eager"), family.inputs("left")
@@ -149,7 +147,7 @@ def test_12_a_left_padded_model_keeps_its_mask(backend):
         torch.testing.assert_close(ours(**inputs)[0][real], model(**inputs)[0][real], atol=1e-5, rtol=1e-5)
 
 
-@BACKENDS
+@every_backend
 def test_14_more_queries_than_keys_aligned_at_the_end(backend, claims):
     q, k, v = qkv(q_len=5, kv_len=2)
     assert claims(backend, q, k, v, mask=causal(), q_offset=-3)
@@ -162,7 +160,7 @@ def test_14_more_queries_than_keys_aligned_at_the_end(backend, claims):
     assert torch.equal(flash.transpose(1, 2), out)
 
 
-@BACKENDS
+@every_backend
 def test_16_softcap_does_not_let_forbidden_keys_back_in(backend, claims):
     q, k, v = qkv()
     keep = torch.ones(6, 7).bool()
@@ -178,7 +176,7 @@ def test_16_softcap_does_not_let_forbidden_keys_back_in(backend, claims):
             )
 
 
-@BACKENDS
+@every_backend
 def test_17_sinks_are_one_more_column_that_is_dropped(backend, claims):
     q, k, v = qkv(q_len=7)
     sinks = torch.randn(4)
@@ -195,7 +193,7 @@ def test_17_sinks_are_one_more_column_that_is_dropped(backend, claims):
     assert near(torch.cat(chunks, 2), want)
 
 
-@BACKENDS
+@every_backend
 def test_18_weights_are_those_of_each_head_and_averaged_on_request_only(backend, claims):
     q, k, v = qkv(q_len=6, kv_len=6)
     assert claims(backend, q, k, v, mask=causal())
@@ -211,7 +209,7 @@ def test_18_weights_are_those_of_each_head_and_averaged_on_request_only(backend,
     assert near(each.mean(1), mean, 1e-6)
 
 
-@BACKENDS
+@every_backend
 def test_20_weights_of_some_rows_and_heads(backend, claims):
     q, k, v = qkv(heads=6, kv_heads=2, q_len=9, kv_len=9)
     options = {"mask": sliding_window(4), "bias": torch.randn(1, 6, 9, 9)}
@@ -234,7 +232,7 @@ LAYOUTS = {
 }
 
 
-@BACKENDS
+@every_backend
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("q_len", [1, 6])
 def test_30_layouts_in_inference(name, q_len, backend, claims):
@@ -247,7 +245,7 @@ def test_30_layouts_in_inference(name, q_len, backend, claims):
     assert near(attention(q, k, v, **options, backend=backend), want, 1e-6)
 
 
-@BACKENDS
+@every_backend
 @pytest.mark.parametrize("name", ["batch", "q_len", "kv_len", "head_dim", "v_head_dim"])
 def test_32_empty_inputs_in_inference(name, backend, claims):
     q, k, v = qkv(**{name: 0})
@@ -262,7 +260,7 @@ def test_32_empty_inputs_in_inference(name, backend, claims):
             assert near(attended.out[:, :, 1], v[:, :, :2].mean(2).repeat_interleave(2, 1))
 
 
-@BACKENDS
+@every_backend
 def test_32_an_empty_sequence_among_others(backend, claims):
     """As a row of padding, and as a document of no tokens in flash-attn's form."""
     q, k, v = (torch.randn(9, 4, 8) for _ in range(3))

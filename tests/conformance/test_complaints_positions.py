@@ -4,13 +4,11 @@ import pytest
 import torch
 
 from attend.oracle import near, qkv
-from built import NATIVE
+from conformance.forcing import every_backend
 from multihead.attend import attention
 from multihead.error import MultiheadError
 from multihead.pattern import causal
 from multihead.position import Rotary, permute_rows
-
-BACKENDS = pytest.mark.parametrize("backend", ["auto", NATIVE, "sdpa", "tiled", "reference"])
 
 
 def turned(rotary, q, k, v, positions, backend):
@@ -18,7 +16,7 @@ def turned(rotary, q, k, v, positions, backend):
     return attention(q, k, v, mask=causal(), backend=backend)
 
 
-@BACKENDS
+@every_backend
 @pytest.mark.parametrize("dim", [None, 4])
 def test_26_half_and_interleaved_are_equal_after_permuting(dim, backend):
     q, k, v = qkv(q_len=7, kv_len=7)
@@ -34,7 +32,7 @@ def test_26_half_and_interleaved_are_equal_after_permuting(dim, backend):
     assert not near(half, turned(Rotary(dim=dim, layout="interleaved"), q, k, v, positions, backend), 1e-3)
 
 
-@BACKENDS
+@every_backend
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_26_only_distances_count_and_an_offset_continues(layout, backend):
     q, k, v = qkv(q_len=7, kv_len=7)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from built import NATIVE
+from conformance.forcing import every_backend
 from conformance.onnx_attention import translate
 from conformance.onnx_cases import cases
 
@@ -22,7 +22,7 @@ def test_there_are_93(request):
     assert len(cases("Attention", "attention", request.config.run_seed)) == 93
 
 
-@pytest.mark.parametrize("backend", ["auto", NATIVE, "sdpa", "tiled", "reference"])
+@every_backend
 def test_case(case, backend, tally):
     call = translate(*case.inputs, **case.attributes)
     refused = call.refusals(backend)

@@ -8,12 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from built import NATIVE
-from conformance.forcing import attempt, only
+from conformance.forcing import attempt, every_backend, only
 from conformance.torch_samples import module_inputs, operator_inputs
 from multihead.interop import compat
 
-BACKENDS = pytest.mark.parametrize("backend", ["auto", NATIVE, "sdpa", "tiled", "reference"])
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 MODES = pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 # Shares of the largest number. The last bit of a score of 100 in float32 is 8e-6.
@@ -48,7 +46,7 @@ def run(module, args, kwargs, *, training):
     return told, torch.autograd.grad(loss, [*args, *module.parameters()]) if training else ()
 
 
-@BACKENDS
+@every_backend
 @DTYPES
 @MODES
 def test_module_inputs(backend, dtype, training, tally):
@@ -70,7 +68,7 @@ def test_module_inputs(backend, dtype, training, tally):
                 near(mine, expected, (n, sample.constructor_input.kwargs))
 
 
-@BACKENDS
+@every_backend
 @DTYPES
 @MODES
 def test_scaled_dot_product_attention(backend, dtype, training, tally):
@@ -111,7 +109,7 @@ def test_scaled_dot_product_attention_drops_the_share_it_is_told(backend):
         assert (apart <= 6 * many.std(0) / 400**0.5 + 1e-4).all()
 
 
-@BACKENDS
+@every_backend
 @DTYPES
 @pytest.mark.filterwarnings("ignore:Support for mismatched")
 def test_multi_head_attention_forward(backend, dtype, tally):
