@@ -48,6 +48,8 @@ def test_gradients_equal_eager():
                 index_n_heads=2,
                 index_head_dim=8,
                 hc_mult=2,
+                layer_types=["compressed_sparse_attention", "heavily_compressed_attention"],
+                compress_rates={"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
             ),
         ),
     ],
