@@ -8,7 +8,7 @@ import sys
 import torch
 
 from multihead import ALiBi, RelativeTable, alibi_slopes
-from multihead.attend import Entmax, Sigmoid, Softmax, Sparsemax, attention
+from multihead.attend import Entmax, Sigmoid, Softmax, Sparsemax, attention, attention_lse
 from multihead.pattern import (
     band,
     causal,
@@ -98,6 +98,33 @@ for name, call in (CALLS | OTHERS).items():
         assert torch.equal(compiled(*inputs), run(*inputs)), (name, length)
     assert len(graphs) == 1, (name, len(graphs))
     assert any("multihead.attention" in str(node.target) for node in graphs[0].graph.nodes), name
+
+# With the log-sum-exp, and weights made of it behind the graph.
+for options in (
+    {},
+    {"mask": HELD},
+    {"mask": MAPPED, "softcap": 3.0, "scale": torch.rand(4)},
+    {"mask": MASK[0, 0], "bias": BIAS[0, 0], "normaliser": Softmax(sinks=SINKS)},
+    {"bias": SLOPES},
+    {"normaliser": Sigmoid(-1.0)},
+):
+    torch.compiler.reset()
+    graphs = []
+    backend = "auto" if "normaliser" in options else BACKEND
+
+    def ask(q, k, v, options=options, backend=backend):
+        attended = attention_lse(q * 2, k, v, **options, backend=backend)
+        return attended.out + 1, attended.lse, attended
+
+    compiled = torch.compile(ask, fullgraph=True, dynamic=True, backend=counting(graphs))
+    for length in (16, 13, 21):
+        inputs = given(length)[:3]
+        *got, attended = compiled(*inputs)
+        *want, plain = ask(*inputs)
+        for mine, theirs in zip([*got, attended.weights()], [*want, plain.weights()], strict=True):
+            assert mine is theirs is None or torch.equal(mine, theirs), (options, length)
+        assert attended.backend == backend
+    assert len(graphs) == 1, (options, len(graphs))
 
 # One graph for other documents and other offsets, and a new one for another form.
 graphs = []

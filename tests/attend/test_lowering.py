@@ -9,23 +9,31 @@ from hypothesis import given
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from attend.oracle import qkv
-from laws.strategies import known_patterns, lengths, relative_patterns, slow_mask
+from laws.strategies import closed_patterns, known_patterns, lengths, slow_mask
 from multihead.attend import Softmax, lowering, make_problem
 from multihead.attend.lowering import bias_parts, mask_parts, sink_logits
 from multihead.error import MultiheadError
 from multihead.pattern import (
     band,
+    block_band,
     causal,
+    chunk,
+    dilated,
     distance,
     document,
+    every,
     everything,
+    fixed,
+    from_callable,
     global_tokens,
     keys_at,
+    keys_every,
     lower,
     nothing,
     padding,
     per_head,
     prefix,
+    random_pairs,
     same_token,
     sliding_window,
 )
@@ -72,7 +80,7 @@ def test_the_parts_are_the_mask_exactly(drawn, sizes):
     assert read_back(parts, **at).equal(slow_mask(known, world, q_len, kv_len, q_offset))
 
 
-@given(known_patterns(), relative_patterns(), st.integers(0, 9))
+@given(known_patterns(), closed_patterns(), st.integers(0, 9))
 def test_the_parts_of_and_are_the_mask_exactly(drawn, other, q_offset):
     known, world = drawn
     at = {"batch": world.batch or 1, "heads": world.heads or 1, "q_len": 5, "kv_len": 7, "q_offset": q_offset}
@@ -82,7 +90,7 @@ def test_the_parts_of_and_are_the_mask_exactly(drawn, other, q_offset):
     )
 
 
-@given(relative_patterns(), st.integers(-9, 9))
+@given(closed_patterns(), st.integers(-9, 9))
 def test_queries_may_stand_before_any_key(known, q_offset):
     at = {"batch": 1, "heads": 1, "q_len": 4, "kv_len": 3, "q_offset": q_offset}
     want = [[known.rule(0, 0, i, j) for j in range(3)] for i in range(q_offset, q_offset + 4)]
@@ -123,7 +131,22 @@ CLOSED = {
     "documents, shifted": (document(torch.arange(40) // 3).at(q_offset=4) & causal(), ["window", "ids"]),
     "same token in another text": (same_token(torch.arange(40) % 3, keys=torch.arange(40) % 4), ["ids"]),
     "same token": (same_token(torch.arange(40) % 3), ["tiles"]),
-    "two of documents": (document(torch.arange(40) // 3) & document(torch.arange(40) // 5), ["ids", "tiles"]),
+    "two of documents": (document(torch.arange(40) // 3) & document(torch.arange(40) // 5), ["ids"]),
+    "documents of a cache": (document(torch.arange(40) // 3).at(q_offset=4, k_offset=4), ["ids"]),
+    "chunk": (causal() & chunk(4), ["window", "ids"]),
+    "chunk of a cache": (causal() & chunk(4).at(q_offset=3, k_offset=3), ["window", "ids"]),
+    "dilated": (dilated(3, 2), ["window", "ids"]),
+    "dilated, shifted": (dilated(3, 2).at(q_offset=5), ["window", "ids"]),
+    "dilated, without gaps": (dilated(3, 1), ["window"]),
+    "dilated, one key": (dilated(1, 7), ["window"]),
+    "every": (every(3) & causal(), ["window", "ids"]),
+    "all ids": (chunk(9) & every(2) & document(torch.arange(40) // 7), ["ids"]),
+    "not a chunk": (~chunk(4), ["tiles"]),
+    "band of blocks": (block_band(4, 1, 0), ["tiles"]),
+    "columns": (keys_every(4, 3) & causal(), ["window", "keep"]),
+    "columns of a cache": (keys_every(4, 3).at(q_offset=9, k_offset=9) & padding(torch.ones(40).bool()), ["keep"]),
+    "fixed": (fixed(4, 1, heads=3), ["tiles"]),
+    "drawn": (random_pairs(0.5, seed=1), ["tiles"]),
     "padding": (padding(torch.rand(40) < 0.5) & causal(), ["window", "keep"]),
     "some keys": (keys_at([0, 2]) & ~padding(torch.rand(40) < 0.5), ["keep"]),
     "sink and window": (causal() & (sliding_window(3) | keys_at([0])), ["tiles"]),
@@ -143,6 +166,8 @@ def test_what_has_a_closed_form_is_not_stored(name):
     there = {"window": parts.window, "ids": parts.q_ids, "keep": parts.keep, "tiles": parts.tile_class}
     assert [part for part, held in there.items() if held is not None] == expected
     assert (parts.q_ids is None) == (parts.k_ids is None)
+    sizes = {"batch": 1, "heads": 3, "q_len": 6, "kv_len": 6, "q_offset": 0}
+    assert read_back(parts, **sizes).equal(pattern.mask(6, 6).expand(1, 3, 6, 6))
 
 
 def test_windows_of_heads_are_one_for_each():
@@ -162,9 +187,31 @@ def test_large_ids_are_numbered_anew(least):
     assert read_back(parts, **at).equal((ids[:, 3:12, None] == keys[:, None, :8])[:, None])
 
 
+def test_ids_of_several_patterns_are_equal_where_all_are():
+    ids, keys = (torch.randint(3, (2, 40)) * 2**33 for _ in range(2))
+    pattern = document(ids, keys=keys).at(q_offset=2, k_offset=5) & document(torch.randint(3, (40,))) & chunk(11)
+    at = {"batch": 2, "heads": 1, "q_len": 30, "kv_len": 33, "q_offset": 4}
+    parts = mask_parts(problem_of(pattern, **at))
+    assert parts.tile_class is None
+    assert parts.q_ids.shape == (2, 30)
+    assert parts.q_ids.dtype == torch.int32
+    assert read_back(parts, **at).equal(pattern.mask(30, 33, q_offset=4))
+
+
+def test_chunks_stay_in_order_beside_documents():
+    """The kernel skips what has no id in common by the least and greatest of them: neighbours have neighbouring ids."""
+    parts = mask_parts(problem_of(chunk(8) & every(2), q_len=64, kv_len=64))
+    first = parts.k_ids[0].view(8, 8)
+    assert (first.amin(1)[1:] > first.amax(1)[:-1]).all()
+
+
 @pytest.mark.parametrize(
     ("pattern", "told"),
     [
+        (
+            document(torch.arange(8)).at(q_offset=-3, k_offset=4),
+            r"document\(ids\) at key positions up to 9, which needs length 10",
+        ),
         (document(torch.arange(8)), r"document\(ids\) at query positions up to 8, which needs length 9"),
         (document(torch.arange(8)).at(q_offset=-4), r"document\(ids\) at query positions -1 to 4"),
         (document(torch.arange(20), keys=torch.arange(3)), r"document\(keys\) at key positions up to 5"),
@@ -255,6 +302,11 @@ def test_the_parts_in_words():
     assert words(padding(torch.ones(6).bool())) == "mask in closed form (list of keys)"
     assert words(torch.ones(6, 6).bool()) == "boolean mask as it is"
     assert words(prefix(3), q_len=64, kv_len=64) == "tile map of 0.5 KiB, 1 bit tiles"
+    assert words(chunk(2) & keys_every(2, 0)) == "mask in closed form (ids, list of keys)"
+    asked = from_callable(lambda q, k: q > k, name="mine") | from_callable(lambda q, k: q < k, name="yours")
+    assert words(asked, q_len=64, kv_len=64) == (
+        "tile map of 0.5 KiB, 1 bit tiles, #mine and #yours asked pair by pair, once (a bit each: up to 0.5 KiB)"
+    )
 
 
 def test_what_is_made_under_pretence_is_not_remembered():

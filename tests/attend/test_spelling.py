@@ -7,11 +7,11 @@ from hypothesis import given
 from laws.strategies import known_patterns
 from multihead.attend.spelling import Spelling, read
 from multihead.error import MultiheadError
-from multihead.pattern import Pattern, causal, document, padding, pairs, prefix
+from multihead.pattern import Pattern, causal, chunk, dilated, document, from_callable, padding, pairs, prefix
 from multihead.pattern.law import Facts
 
 
-@given(known_patterns())
+@given(known_patterns(callables=False))
 def test_what_is_spelled_is_read_back_as_the_same(drawn):
     pattern, spelling = drawn[0].pattern, Spelling([], [])
     text = spelling.spell(pattern)
@@ -48,3 +48,17 @@ def test_message_a_pattern_of_ones_own():
         MultiheadError, match=r"exported graph\n  got: Mine, which has no text form\n  fix: build it from"
     ):
         Spelling([], []).spell(Mine())
+
+
+def test_message_a_function():
+    pattern = causal() & ~from_callable(lambda q, k: q > k)
+    with pytest.raises(MultiheadError, match=r"exported graph\n  got: a function of your own, which has no text form"):
+        Spelling([], []).spell(pattern)
+
+
+def test_shifts_of_keys_are_numbers_too():
+    """So that a cache may begin anywhere: the graph stays the same."""
+    spelling = Spelling([], [])
+    pattern = prefix(3).at(q_offset=7, k_offset=7) | chunk(4).at(k_offset=2) | dilated(3, 2)
+    assert spelling.spell(pattern) == "(prefix({0}).at({1}, {2}) | chunk(4).at({3}, {4}) | dilated(3, 2))"
+    assert read("prefix({0}).at({1}, {2})", [], [3, 7, 7]) == prefix(3).at(q_offset=7, k_offset=7)

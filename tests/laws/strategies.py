@@ -1,34 +1,19 @@
 """Random patterns with their meaning: each comes with a plain Python rule that shares no code with the library."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 
 import hypothesis.strategies as st
 import torch
 
+from laws.closed import blocked, opaque, pictures, seeded, spaced
+from laws.known import Known
 from multihead import pattern as mp
 
 # Ids are long enough for every position the tests ask about, behind every shift a tree can pile up.
 ROOM = 96
 LONGEST = 14
 SHIFT = 2
-
-
-@dataclass
-class Known:
-    """A pattern and its rule(batch row, head, query, key) -> bool.
-
-    The pattern is made when a test asks for it: the type checks of the test run draw random numbers, which a strategy
-    must not do.
-    """
-
-    make: Callable[[], mp.Pattern]
-    rule: Callable[[int, int, int, int], bool]
-
-    @cached_property
-    def pattern(self):
-        return self.make()
 
 
 @dataclass(frozen=True)
@@ -49,8 +34,14 @@ def lengths(draw):
     return draw(st.integers(1, LONGEST)), draw(st.integers(1, LONGEST)), draw(st.integers(0, LONGEST))
 
 
+@cache
+def closed():
+    """Patterns without tensors: what can be asked at negative positions too."""
+    return st.one_of(relative(), spaced(), blocked(), pictures(), seeded())
+
+
 def relative():
-    """Patterns of the distance and the prefix: what can be asked at negative positions too."""
+    """Patterns of the distance and the prefix."""
     small = st.integers(0, 6)
     return st.one_of(
         st.just(Known(lambda: mp.everything(), lambda b, h, i, j: True)),
@@ -132,7 +123,7 @@ def tokened(world):
 
 
 def grown(leaves, shifts):
-    """Trees over leaves: &, |, ~ and shifts of the queries."""
+    """Trees over leaves: &, |, ~ and shifts of the queries, of the keys, and of both alike."""
 
     def joined(a, b, both):
         if both:
@@ -142,34 +133,53 @@ def grown(leaves, shifts):
     def turned(a):
         return Known(lambda: ~a.pattern, lambda *p: not a.rule(*p))
 
-    def moved(a, s):
-        return Known(lambda: a.pattern.at(q_offset=s), lambda b, h, i, j: a.rule(b, h, i + s, j))
+    def moved(a, shift):
+        s, t = shift
+        return Known(lambda: a.pattern.at(q_offset=s, k_offset=t), lambda b, h, i, j: a.rule(b, h, i + s, j + t))
+
+    both = st.one_of(shifts.map(lambda s: (s, 0)), shifts.map(lambda s: (s, s)), st.tuples(shifts, shifts))
 
     def larger(part):
-        return st.one_of(st.builds(joined, part, part, st.booleans()), part.map(turned), st.builds(moved, part, shifts))
+        return st.one_of(st.builds(joined, part, part, st.booleans()), part.map(turned), st.builds(moved, part, both))
 
     return st.recursive(leaves, larger, max_leaves=6)
 
 
 @st.composite
-def known_patterns(draw):
-    """(Known, World): any pattern the factories and the algebra can make."""
+def known_patterns(draw, *, callables=True):
+    """(Known, World): any pattern the factories and the algebra can make.
+
+    Args:
+        draw: From hypothesis.
+        callables: Functions too, which have no text.
+    """
     world = draw(worlds())
+    return draw(trees(world, callables)), world
+
+
+@cache
+def trees(world, callables):
+    """Patterns for these sizes; made once, since making a strategy takes longer than drawing from it."""
     shifts = st.integers(0, SHIFT)
-    leaves = st.one_of(relative(), placed(world), tokened(world))
-    if world.heads is not None:
-        each = st.lists(grown(leaves, shifts), min_size=world.heads, max_size=world.heads)
-        leaves = st.one_of(leaves, each.map(by_head))
-    return draw(grown(leaves, shifts)), world
+
+    def leaves(heads):
+        functions = opaque(world.batch, heads)
+        return st.one_of(closed(), closed(), placed(world), tokened(world), *([functions] * callables))
+
+    if world.heads is None:
+        return grown(leaves(None), shifts)
+    each = st.lists(grown(leaves(None), shifts), min_size=world.heads, max_size=world.heads)
+    return grown(st.one_of(leaves(world.heads), each.map(by_head)), shifts)
 
 
 def by_head(parts):
     return Known(lambda: mp.per_head([part.pattern for part in parts]), lambda b, h, i, j: parts[h].rule(b, h, i, j))
 
 
-def relative_patterns():
-    """Trees of distances and prefixes, shifted either way."""
-    return grown(relative(), st.integers(-4, 4))
+@cache
+def closed_patterns():
+    """Trees of patterns without tensors, shifted either way."""
+    return grown(closed(), st.integers(-4, 4))
 
 
 @st.composite

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import torch
 from hypothesis import given
 
-from laws.strategies import edges, known_patterns, lengths, relative_patterns, slow_mask
+from laws.strategies import closed_patterns, edges, known_patterns, lengths, slow_mask
 from multihead.pattern import Tile, lower, parse_pattern, sliding_window
 
 
@@ -25,7 +25,7 @@ def test_a_pattern_means_what_its_parts_mean(drawn, sizes):
     assert expanded(mask, world).equal(slow_mask(known, world, q_len, kv_len, q_offset))
 
 
-@given(relative_patterns(), st.integers(-9, 9))
+@given(closed_patterns(), st.integers(-9, 9))
 def test_shifts_may_leave_the_sequence_where_nothing_is_looked_up(known, q_offset):
     mask = known.pattern.mask(5, 7, q_offset=q_offset)
     slow = [[known.rule(0, 0, i, j) for j in range(7)] for i in range(q_offset, q_offset + 5)]
@@ -35,7 +35,7 @@ def test_shifts_may_leave_the_sequence_where_nothing_is_looked_up(known, q_offse
 @given(known_patterns(), st.data(), lengths())
 def test_de_morgan(drawn, data, sizes):
     (p, world), (q_len, kv_len, q_offset) = (drawn[0].pattern, drawn[1]), sizes
-    q = data.draw(relative_patterns()).pattern
+    q = data.draw(closed_patterns()).pattern
     at = {"q_len": q_len, "kv_len": kv_len, "q_offset": q_offset}
     assert (~(p & q)).mask(**at).equal((~p | ~q).mask(**at).expand_as((p & q).mask(**at)))
     assert expanded((~(p | q)).mask(**at), world).equal(expanded((~p & ~q).mask(**at), world))
@@ -54,7 +54,7 @@ def test_text_reads_back_as_the_same_pattern(drawn):
 
 @given(known_patterns(), st.data())
 def test_order_does_not_matter_to_equality(drawn, data):
-    p, q = drawn[0].pattern, data.draw(relative_patterns()).pattern
+    p, q = drawn[0].pattern, data.draw(closed_patterns()).pattern
     assert p & q == q & p
     assert hash(p & q) == hash(q & p)
     assert p | q == q | p
@@ -77,6 +77,17 @@ def test_tile_classes_are_sound(drawn, rows, cols):
             assert told != Tile.FULL or all(found)
 
 
+@given(known_patterns(), st.data(), lengths())
+def test_joined_masks_are_masks_joined(drawn, data, sizes):
+    (p, world), (q_len, kv_len, q_offset) = (drawn[0].pattern, drawn[1]), sizes
+    q = data.draw(closed_patterns()).pattern
+    at = {"q_len": q_len, "kv_len": kv_len, "q_offset": q_offset}
+    one, two = expanded(p.mask(**at), world), expanded(q.mask(**at), world)
+    assert expanded((p & q).mask(**at), world).equal(one & two)
+    assert expanded((p | q).mask(**at), world).equal(one | two)
+    assert expanded((~p).mask(**at), world).equal(~one)
+
+
 @given(known_patterns(), lengths(), st.integers(1, 9))
 def test_a_tile_map_is_the_mask_exactly(drawn, sizes, block):
     known, world = drawn
@@ -92,17 +103,44 @@ def test_a_tile_map_is_the_mask_exactly(drawn, sizes, block):
     assert (tiles.index >= 0).equal(tiles.classes == Tile.PARTIAL)
 
 
-@given(known_patterns(), st.integers(0, 3), st.integers(0, 3), lengths())
+SHIFTS = st.tuples(st.integers(0, 3), st.integers(0, 3))
+
+
+@given(known_patterns(), SHIFTS, SHIFTS, lengths())
 def test_shifts_add_up(drawn, first, second, sizes):
     pattern, (q_len, kv_len, q_offset) = drawn[0].pattern, sizes
-    twice = pattern.at(q_offset=first).at(q_offset=second)
-    assert twice == pattern.at(q_offset=first + second)
-    assert twice.at(q_offset=-first - second) == pattern
+    q, k = (sum(shift) for shift in zip(first, second, strict=True))
+    twice = pattern.at(q_offset=first[0], k_offset=first[1]).at(q_offset=second[0], k_offset=second[1])
+    assert twice == pattern.at(q_offset=q, k_offset=k)
+    assert twice == pattern.at(k_offset=k).at(q_offset=q)
+    assert twice.at(q_offset=-q, k_offset=-k) == pattern
     assert twice.mask(q_len, kv_len, q_offset=q_offset).equal(
-        pattern.mask(q_len, kv_len, q_offset=q_offset + first + second)
+        pattern.mask(q_len, kv_len + k, q_offset=q_offset + q)[..., k:]
     )
     if not pattern.positional:
-        assert pattern.at(q_offset=first) is pattern
+        assert pattern.at(q_offset=q) is pattern
+
+
+@given(known_patterns(), st.integers(0, 12), lengths())
+def test_both_positions_shifted_see_the_rest_of_the_sequence(drawn, first, sizes):
+    """What a cache that begins at `first` needs; of the distance alone nothing changes."""
+    pattern, (q_len, kv_len, q_offset) = drawn[0].pattern, sizes
+    moved = pattern.at(q_offset=first, k_offset=first)
+    whole = pattern.mask(q_len, first + kv_len, q_offset=first + q_offset)
+    assert moved.mask(q_len, kv_len, q_offset=q_offset).equal(whole[..., first:])
+    assert (moved.batch, moved.heads, moved.positional) == (pattern.batch, pattern.heads, pattern.positional)
+    assert (moved.reach, moved.window, moved.period) == (pattern.reach, pattern.window, pattern.period)
+    if pattern.period is not None:
+        steps = first * pattern.period
+        assert pattern.at(q_offset=steps, k_offset=steps) == pattern
+
+
+@given(known_patterns(), lengths())
+def test_a_period_changes_nothing(drawn, sizes):
+    pattern, (q_len, kv_len, q_offset) = drawn[0].pattern, sizes
+    if pattern.period is not None:
+        at = torch.arange(q_offset, q_offset + q_len), torch.arange(kv_len)
+        assert pattern.allows(*at).equal(pattern.allows(*(side + pattern.period for side in at)))
 
 
 @given(known_patterns(), lengths())
@@ -124,7 +162,7 @@ def test_reach_bounds_every_pair(drawn, sizes):
         assert right is None or j - i - q_offset <= right
 
 
-@given(relative_patterns(), st.integers(-9, 9))
+@given(closed_patterns(), st.integers(-9, 9))
 def test_a_window_is_the_whole_truth(known, q_offset):
     window = known.pattern.window
     if window is None:

@@ -1,10 +1,19 @@
 import math
 
+import jaxtyping
 import pytest
 import torch
 
 
 @pytest.fixture
+def unhooked():
+    """Outside of tests nothing checks the types of arguments: what a caller then gets to read is tested like this."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="session")
 def randomise():
     """Weights and biases that are all random; their size keeps scores of the order of 1."""
 

@@ -1,5 +1,7 @@
 """Faults that users of other attention modules reported; the numbers are those of the survey of libraries."""
 
+import types
+
 import jaxtyping
 import pytest
 import torch
@@ -85,12 +87,55 @@ def test_06_training_evaluation_and_no_grad_agree_at_every_position(randomise):
 def test_06_compiled_and_plain_agree(randomise, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the compiler would trace the checks of types
     layer = randomise(MultiHeadAttention(12, heads=4, kv_heads=2))
-    compiled = torch.compile(layer, backend="eager")
+    compiled = torch.compile(layer, backend="eager", fullgraph=True, dynamic=True)
     x = torch.randn(2, 6, 12)
     for mask in (None, causal(), causal() & padding(torch.arange(6) < torch.tensor([[6], [0]]))):
         torch.testing.assert_close(compiled(x, mask=mask), layer(x, mask=mask), rtol=1e-6, atol=1e-6)
-    # One graph before the attention call, one behind it.
+    assert torch._dynamo.explain(layer)(x, mask=causal()).graph_count == 1
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_06_who_looks_at_a_compiled_module_sees_the_problem(randomise, monkeypatch):
+    """Also one that was compiled before; the graph is then cut in two."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    layer, asked = randomise(MultiHeadAttention(12, heads=4, kv_heads=2)), []
+    compiled, x = torch.compile(layer, backend="eager"), torch.randn(2, 6, 12)
+    want = compiled(x, mask=causal())
+
+    def attend(self, problem):
+        asked.append(problem)
+        return type(self).attend(self, problem)
+
+    vars(layer)["attend"] = types.MethodType(attend, layer)
+    torch.testing.assert_close(compiled(x, mask=causal()), want, rtol=1e-6, atol=1e-6)
+    assert [problem.mask for problem in asked] == [causal()]
     assert torch._dynamo.explain(layer)(x, mask=causal()).graph_count == 2
+    del vars(layer)["attend"], asked[:]
+    assert torch.equal(compiled(x, mask=causal()), want)
+    assert not asked
+    seen = randomise(Seen(12, heads=4))
+    torch.testing.assert_close(torch.compile(seen, backend="eager")(x), seen(x), rtol=1e-6, atol=1e-6)
+
+
+def test_06_an_exported_module_is_one_graph_for_any_length(randomise, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    layer = randomise(MultiHeadAttention(12, heads=4, kv_heads=2)).eval()
+
+    class Causal(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return self.layer(x, mask=causal())
+
+    shapes = ({1: torch.export.Dim("length", min=2, max=30)},)
+    program = torch.export.export(Causal(), (torch.randn(2, 6, 12),), dynamic_shapes=shapes)
+    assert sum("multihead.attention" in str(node.target) for node in program.graph.nodes) == 1
+    for length in (6, 3, 17):
+        x = torch.randn(2, length, 12)
+        with torch.no_grad():
+            assert torch.equal(program.module()(x), layer(x, mask=causal()))
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -90,6 +90,23 @@ def test_positions_matter_or_not():
     assert not everything().positional
     assert not nothing().positional
     assert everything().at(q_offset=3) is everything()
+    assert everything().at(k_offset=3) is everything()
+
+
+@pytest.mark.parametrize("pattern", [causal(), sliding_window(4), band(2, 5), distance(-3), nothing()], ids=str)
+def test_a_distance_does_not_change_when_both_positions_are_shifted(pattern):
+    """So that a sliding cache asks within one pattern, whatever has fallen out of it."""
+    for first in (1, 7, -3):
+        assert pattern.at(q_offset=first, k_offset=first) == pattern
+        assert pattern.at(q_offset=first + 2, k_offset=first) == pattern.at(q_offset=2)
+        assert pattern.at(k_offset=first) == pattern.at(q_offset=-first)
+
+
+def test_a_prefix_moves_with_both_positions():
+    moved = prefix(5).at(q_offset=3, k_offset=3)
+    assert moved.mask(4, 4).tolist() == looped(lambda i, j: j + 3 < 5 or j <= i, 4, 4, 0)
+    assert moved != prefix(5)
+    assert moved.at(q_offset=-3, k_offset=-3) == prefix(5)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +121,7 @@ def test_positions_matter_or_not():
         (lambda: prefix(-1), ("keys that everyone sees", "got: -1", "from 0")),
         (lambda: distance(2**50), ("query - key", f"got: {2**50}")),
         (lambda: causal().at(q_offset=2**41), ("q_offset", f"got: {2**41}")),
+        (lambda: causal().at(k_offset=2**41), ("k_offset: what is added to key positions", f"got: {2**41}")),
     ],
 )
 def test_numbers_out_of_bounds_say_so(make, told):

@@ -4,16 +4,28 @@ import torch
 from multihead.error import MultiheadError
 from multihead.pattern import (
     Tile,
+    bigbird,
+    block_band,
     causal,
+    chunk,
+    dilated,
     document,
+    every,
     everything,
+    fixed,
+    keys_every,
     lower,
+    neighbourhood,
     nothing,
     padding,
     per_head,
+    prefix,
+    random_blocks,
     same_token,
     sliding_window,
+    strided,
 )
+from multihead.pattern.law import Law
 
 
 @pytest.mark.parametrize("block", [1, 3, 8, 16, 100])
@@ -91,3 +103,55 @@ def test_what_cannot_be_lowered_says_so(ask, told):
         ask()
     for words in told:
         assert words in str(error.value)
+
+
+# Tiles of 64 that are touched of 16 x 16, and those looked into. No pattern here calls a tile partial that is empty.
+TOUCHED = {
+    "causal": (causal(), 16 * 17 // 2, 1),
+    "chunk": (causal() & chunk(256), 4 * (4 * 5 // 2), 4),  # a diagonal of 4 in each of 4 chunks, which are alike
+    "block_band": (block_band(64, 1, 1), 3 * 16 - 2, 0),
+    "dilated": (dilated(2, 512), 16 + 8, 2),  # two diagonals, one of them from row 8 on
+    "every": (causal() & every(256), 16 + 12 + 8 + 4, 4),  # every fourth diagonal
+    "strided": (strided(32), 16 * 17 // 2, 16),  # all, a kind for each diagonal
+    "fixed": (causal() & keys_every(128, 120, 8), 15 + 13 + 11 + 9 + 7 + 5 + 3 + 1, 15),  # every second column
+    "bigbird": (
+        bigbird(64, 2, length=1024, seed=3),
+        2 * 16 + 12 * (5 + 2) + 2 * (4 + 2),
+        0,
+    ),  # 1 and 14 see an end twice
+    "random_blocks": (random_blocks(64, 3, seed=3), 0 + 1 + 2 + 13 * 3, 0),
+    "neighbourhood": (neighbourhood(16, 64, 3), 3 * 16, 3 * 16),  # a tile is a row of the picture
+}
+
+
+@pytest.mark.parametrize("name", TOUCHED)
+def test_only_the_tiles_of_a_pattern_are_touched(name, monkeypatch):
+    pattern, touched, looked = TOUCHED[name]
+    asked = []
+    allows = Law.allows
+    monkeypatch.setattr(Law, "allows", lambda self, q, k: asked.append(q.shape[0]) or allows(self, q, k))
+    edges = torch.arange(0, 1025, 64)
+    assert int((pattern.tiles(edges, edges) != Tile.SKIP).sum()) == touched
+    tiles = lower(pattern, 1024, 1024, block=64)
+    assert int((tiles.classes != Tile.SKIP).sum()) == touched
+    assert sum(asked) == looked
+
+
+@pytest.mark.parametrize("pattern", [chunk(24), every(10), dilated(2, 7), fixed(12, 2, heads=2), strided(9)], ids=str)
+@pytest.mark.parametrize("sizes", [(50, 50, 0), (33, 49, 5), (49, 41, -9)])
+def test_tiles_a_period_apart_are_the_mask_too(pattern, sizes):
+    """With all of one kind looked into once, at any offset, the short ones at the edges by themselves."""
+    q_len, kv_len, q_offset = sizes
+    mask = pattern.mask(q_len, kv_len, q_offset=q_offset)
+    for block in (4, 8, 12):
+        tiles = lower(pattern, q_len, kv_len, block=block, q_offset=q_offset)
+        assert tiles.mask().equal(mask)
+        for s, t in torch.cartesian_prod(*(torch.arange(size) for size in tiles.classes.shape[2:])).tolist():
+            part = mask[:, :, s * block : (s + 1) * block, t * block : (t + 1) * block].flatten(2)
+            exact = torch.where(part.all(-1), Tile.FULL, torch.where(part.any(-1), Tile.PARTIAL, Tile.SKIP))
+            assert tiles.classes[:, :, s, t].equal(exact.to(torch.int8))
+
+
+def test_a_pattern_without_period_is_looked_into_everywhere():
+    assert prefix(100).period is None
+    assert lower(prefix(100), 256, 256, block=32).mask().equal(prefix(100).mask(256, 256))

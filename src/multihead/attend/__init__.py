@@ -2,6 +2,7 @@
 
 from multihead.attend.choose import AUTOMATIC, BY_NAME, Backend, Explanation, Verdict, choose, explain, find
 from multihead.attend.functional import Attended, attention, attention_lse, explain_backend
+from multihead.attend.merge import Merged, merge
 from multihead.attend.normaliser import Entmax, Normaliser, Sigmoid, Softmax, Sparsemax
 from multihead.attend.problem import Problem, make_problem
 from multihead.attend.reference import define
@@ -13,6 +14,7 @@ __all__ = [
     "Backend",
     "Entmax",
     "Explanation",
+    "Merged",
     "Normaliser",
     "Problem",
     "Sigmoid",
@@ -27,4 +29,5 @@ __all__ = [
     "explain_backend",
     "find",
     "make_problem",
+    "merge",
 ]

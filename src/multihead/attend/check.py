@@ -1,12 +1,14 @@
 """What is asked of the arguments of an attention call, with the messages for those that break it."""
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
+from numbers import Real
 
 import torch
 from torch import Tensor
 
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, kind_and_text
 
 Shape = tuple[int, int, int, int]
 
@@ -14,7 +16,8 @@ Shape = tuple[int, int, int, int]
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Refuses queries, keys and values that do not belong together."""
     check_kinds({"q": q, "k": k, "v": v}, (Tensor,), "a tensor")
-    if not q.ndim == k.ndim == v.ndim == 4:
+    shapes = q.shape, k.shape, v.shape
+    if not len(shapes[0]) == len(shapes[1]) == len(shapes[2]) == 4:
         raise _misfit(
             q,
             k,
@@ -29,7 +32,11 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
     if not q.device == k.device == v.device:
         raise _misfit(q, k, v, asked="q, k and v on one device", remedy="move them to one, e.g. `k.to(q.device)`")
-    _check_sizes(q, k, v)
+    (batch, heads, _, head_dim), (_, kv_heads, _, _) = shapes[:2]
+    # What fits is told at once, what does not in words.
+    alike = shapes[1][:3] == shapes[2][:3] and batch == shapes[1][0] and head_dim == shapes[1][3]
+    if not alike or heads % max(kv_heads, 1) or kv_heads == 0:
+        _check_sizes(q, k, v)
 
 
 def check_kinds(given: Mapping[str, object], kinds: tuple[type, ...], wanted: str) -> None:
@@ -94,6 +101,8 @@ def check_scale(scale: float | None, head_dim: int) -> float:
     """The factor of the scores: the given one, or head_dim ** -0.5."""
     if scale is None:
         return head_dim**-0.5 if head_dim else 1.0
+    if type(scale) is not float:
+        _check_number("scale", scale, "a finite scale", "pass a number, a tensor, or None for head_dim ** -0.5")
     if not math.isfinite(scale):
         raise MultiheadError(
             asked="a finite scale", arrived=f"scale={scale}", remedy="pass a number, or None for head_dim ** -0.5"
@@ -101,28 +110,75 @@ def check_scale(scale: float | None, head_dim: int) -> float:
     return float(scale)
 
 
+def scaled(q: Tensor, scale: Tensor) -> Tensor:
+    """The queries with a scale that is a tensor multiplied onto them; the product is rounded once, to the dtype of q.
+
+    Args:
+        q: (batch, heads, q_len, head_dim).
+        scale: (), (heads,), or (batch | 1, heads | 1, q_len | 1, 1).
+    """
+    four = scale[:, None, None] if scale.ndim == 1 else scale
+    shape = (*q.shape[:3], 1)
+    heads = four.ndim == 3 and four.shape[0] in (1, q.shape[1])
+    fits = heads or four.ndim == 0 or (four.ndim == 4 and _broadcasts(four.shape, shape))
+    if not fits or scale.ndim == 3 or not scale.is_floating_point() or scale.device != q.device:
+        raise MultiheadError(
+            asked=f"a scale as a floating tensor on the device of q ({q.device}): one number, one for each head "
+            f"({q.shape[1]},), or of shape (batch, heads, q_len, 1) = {shape}, where any size may be 1",
+            arrived=f"scale {_seen(scale)}",
+            remedy="reshape it, e.g. `scale[:, None, None, None]` for one a batch row; "
+            "a factor for each column belongs to q itself",
+        )
+    return (q * four).to(q.dtype)
+
+
 def check_softcap(softcap: float | None) -> float | None:
     """The softcap, or None for none."""
     if softcap is None:
         return None
+    asked, remedy = (
+        "softcap * tanh(scores / softcap) with a finite softcap above 0",
+        "pass softcap > 0, or None for no softcap (0 does not mean off here)",
+    )
+    _check_number("softcap", softcap, asked, remedy)
     if not (math.isfinite(softcap) and softcap > 0):
-        raise MultiheadError(
-            asked="softcap * tanh(scores / softcap) with a finite softcap above 0",
-            arrived=f"softcap={softcap}",
-            remedy="pass softcap > 0, or None for no softcap (0 does not mean off here)",
-        )
+        raise MultiheadError(asked=asked, arrived=f"softcap={softcap}", remedy=remedy)
     return float(softcap)
 
 
 def check_dropout(dropout: float) -> float:
     """The share of weights that is dropped."""
+    asked, remedy = (
+        "dropout: the share of weights to drop, 0 <= dropout < 1",
+        "pass a share below 1; 0 outside of training (the function applies what it is given)",
+    )
+    if type(dropout) is not float:
+        _check_number("dropout", dropout, asked, remedy)
     if not 0 <= dropout < 1:
-        raise MultiheadError(
-            asked="dropout: the share of weights to drop, 0 <= dropout < 1",
-            arrived=f"dropout={dropout}",
-            remedy="pass a share below 1; 0 outside of training (the function applies what it is given)",
-        )
+        raise MultiheadError(asked=asked, arrived=f"dropout={dropout}", remedy=remedy)
     return float(dropout)
+
+
+def check_offset(q_offset: int) -> int:
+    """The position of the first query."""
+    try:
+        number = None if isinstance(q_offset, bool) else operator.index(q_offset)
+    except TypeError:
+        number = None
+    if number is None:
+        raise MultiheadError(
+            asked="q_offset: the position of the first query, a whole number",
+            arrived=f"q_offset={kind_and_text(q_offset)}",
+            remedy="pass a whole number (kv_len - q_len with a cache), or None where q_len and kv_len are equal",
+        )
+    return number
+
+
+def _check_number(name: str, number: object, asked: str, remedy: str) -> None:
+    """Refuses what is no number; a tensor is none, since no gradient would flow to it."""
+    if isinstance(number, bool) or not isinstance(number, Real | torch.SymFloat | torch.SymInt):
+        remedy = f"pass `float({name})`; it gets no gradient" if isinstance(number, Tensor) else remedy
+        raise MultiheadError(asked=asked, arrived=f"{name}={kind_and_text(number)}", remedy=remedy)
 
 
 def check_mask(mask: Tensor, shape: Shape, device: torch.device) -> Tensor:
@@ -159,7 +215,7 @@ def _check_four(name: str, given: Tensor, shape: Shape, device: torch.device) ->
             remedy=f"pass `{name}.to(q.device)`",
         )
     four = given[None, None] if given.ndim == 2 else given
-    if four.ndim == 4 and all(have in (1, want) for have, want in zip(four.shape, shape, strict=True)):
+    if four.ndim == 4 and _broadcasts(four.shape, shape):
         return four
     raise MultiheadError(
         asked=f"a {name} of shape (q_len, kv_len) = ({q_len}, {kv_len}) or (batch, heads, q_len, kv_len) = {shape}; "
@@ -167,6 +223,10 @@ def _check_four(name: str, given: Tensor, shape: Shape, device: torch.device) ->
         arrived=f"{name} of shape {tuple(given.shape)}",
         remedy=_shape_remedy(name, given.ndim),
     )
+
+
+def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    return all(have in (1, want) for have, want in zip(shape, to, strict=True))
 
 
 def _shape_remedy(name: str, ndim: int) -> str:
@@ -180,32 +240,58 @@ def _shape_remedy(name: str, ndim: int) -> str:
     return f"reshape or expand the {name} to one of these shapes"
 
 
-def check_counts(name: str, has: Sequence[int | None], want: Sequence[int]) -> None:
-    """Refuses a pattern, bias or sinks made for another batch or other heads; None goes with any."""
-    for axis, have, wanted in zip(("batch", "heads"), has, want, strict=True):
+def check_counts(name: str, given: object, has: Sequence[int | None], want: Sequence[int]) -> None:
+    """Refuses a pattern made for another batch or other heads; None goes with any.
+
+    Args:
+        name: What it is.
+        given: It; it is written out only where it is refused, which takes longer than to attend to a short text.
+        has: Its batch and heads.
+        want: Those of q.
+    """
+    for axis, have, wanted in zip(("batch", "heads"), has, want, strict=False):
         if have is not None and have not in (1, wanted):
             raise MultiheadError(
-                asked=f"a {name} for {axis}={wanted}, like q",
-                arrived=f"{name} for {axis}={have}",
+                asked=f"a {name} {given} for {axis}={wanted}, like q",
+                arrived=f"{name} {given} for {axis}={have}",
                 remedy=f"build it for {axis}={wanted}" + (" (query heads, not kv_heads)" if axis == "heads" else ""),
             )
 
 
-def check_alignment(q_len: int, kv_len: int, q_offset: int | None, positional: Sequence[str]) -> int | None:
-    """The position of the first query; None where nothing depends on it and nothing gives it.
+def check_heads(name: str, given: object, weight: Tensor, q: Tensor) -> None:
+    """Refuses a bias of positions, or sinks, made for other heads or on another device.
+
+    Args:
+        name: What it is.
+        given: It, or None where its name says it all.
+        weight: Its tensor.
+        q: Queries.
+    """
+    heads, told = weight.shape[-1], name if given is None else f"{name} {given}"
+    if heads != q.shape[1]:
+        raise MultiheadError(
+            asked=f"a {told} for heads={q.shape[1]}, like q",
+            arrived=f"heads={heads}",
+            remedy=f"build it for heads={q.shape[1]} (query heads, not kv_heads)",
+        )
+    if weight.device != q.device:
+        raise MultiheadError(
+            asked=f"a {told} on the device of q",
+            arrived=f"{weight.device}, q on {q.device}",
+            remedy=f"move it: `.to('{q.device}')`",
+        )
+
+
+def unaligned(q_len: int, kv_len: int, positional: Sequence[str]) -> MultiheadError:
+    """The error where nothing says how queries and keys line up.
 
     Args:
         q_len: Number of queries.
         kv_len: Number of keys.
-        q_offset: As the caller gave it.
         positional: What in the call depends on positions, in words.
     """
-    if q_offset is not None or q_len == kv_len:
-        return q_offset or 0
-    if not positional:
-        return None
     last = kv_len - q_len
-    raise MultiheadError(
+    return MultiheadError(
         asked=f"{' and '.join(positional)} with q_len != kv_len: the answer depends on the positions of the queries",
         arrived=f"q_len={q_len}, kv_len={kv_len}, q_offset=None",
         remedy=f"pass q_offset=0 (top-left: queries at positions 0..{q_len - 1}, the first query at the first key) or "

@@ -10,7 +10,7 @@ from typing import Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor
 
-from multihead.attend import defined, native, sdpa, tiled
+from multihead.attend import defined, flex, native, sdpa, tiled
 from multihead.attend.problem import Problem
 from multihead.error import BackendRefused, MultiheadError
 
@@ -41,8 +41,8 @@ class Backend(Protocol):
 
 # "auto" takes the first without a reason against it, but for what the measured table says of the first two.
 AUTOMATIC: tuple[Backend, ...] = (cast(Backend, native), cast(Backend, sdpa), cast(Backend, tiled))
-# Only by name: these store every weight.
-BY_NAME: tuple[Backend, ...] = (cast(Backend, defined),)
+# Only by name: the first was never measured where it is fast, and both store every weight on the CPU.
+BY_NAME: tuple[Backend, ...] = (cast(Backend, flex), cast(Backend, defined))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +98,10 @@ def find(name: str) -> Backend:
         MultiheadError: If there is none.
     """
     every = {backend.NAME: backend for backend in (*AUTOMATIC, *BY_NAME)}
-    if name not in every:
+    if type(name) is not str or name not in every:
         raise MultiheadError(
             asked="a backend of this library",
-            arrived=f"backend={name!r}",
+            arrived=f"backend={name!r}"[:200],
             remedy=f'pass "auto" or one of {", ".join(every)}',
         )
     return every[name]

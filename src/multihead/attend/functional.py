@@ -11,6 +11,7 @@ from torch import Tensor
 
 from multihead.attend.choose import Explanation, choose, explain
 from multihead.attend.compiled import traced
+from multihead.attend.known import facts_of, recall, remember
 from multihead.attend.normaliser import Normaliser
 from multihead.attend.problem import ALL, Index, PositionBias, Problem, make_problem
 from multihead.error import MultiheadError
@@ -18,6 +19,7 @@ from multihead.pattern import Pattern
 
 Mask = Pattern | Bool[Tensor, "..."]
 Bias = PositionBias | Float[Tensor, "..."]
+Scale = float | Float[Tensor, "..."]
 Run = Callable[[Callable[[], Problem], str], "Attended"]
 
 
@@ -30,7 +32,7 @@ class Attended:
         lse: Log-sum-exp of each row of scores, sinks included, (batch, heads, q_len) in float32 (float64 for float64
             inputs): weights are `exp(scores - lse)`. -inf in a row without any allowed key. None where the normaliser
             has none (`Sigmoid`, `Sparsemax`, `Entmax`).
-        backend: Name of the backend that ran.
+        backend: Name of the backend that ran. In a graph, which chooses when it runs, the one that was asked for.
         problem: What was asked, checked.
     """
 
@@ -77,7 +79,7 @@ def attention(  # noqa: PLR0913 - the one public signature with every part of th
     *,
     mask: Mask | None = None,
     bias: Bias | None = None,
-    scale: float | None = None,
+    scale: Scale | None = None,
     softcap: float | None = None,
     normaliser: Normaliser | None = None,
     dropout: float = 0.0,
@@ -97,8 +99,9 @@ def attention(  # noqa: PLR0913 - the one public signature with every part of th
         v: Values (batch, kv_heads, kv_len, v_head_dim).
         mask: Which pairs take part: a pattern, or a boolean tensor (True = attend) of shape (q_len, kv_len) or (batch,
             heads, q_len, kv_len), any size 1. A query without an allowed key gets 0 and gradient 0. None allows all.
-        bias: Added to the scores: a floating tensor of the same shapes, `ALiBi` or `RelativeTable`.
-        scale: Factor of the products; None is head_dim ** -0.5.
+        bias: Added to the scores: a floating tensor of the same shapes, `ALiBi`, `RelativeTable` or `AdaptiveSpan`.
+        scale: Factor of the products; None is head_dim ** -0.5. A tensor, such as a learned temperature, is multiplied
+            onto q: one number, one for each head (heads,), or (batch | 1, heads | 1, q_len | 1, 1).
         softcap: c in `c * tanh(scaled / c)` (Gemma 2); None is no cap.
         normaliser: `Softmax()` where None; `Softmax(sinks=...)`, `Sigmoid()`, `Sparsemax()`, `Entmax()`.
         dropout: Share of the weights to drop. It is applied as given: pass 0 outside of training.
@@ -120,7 +123,7 @@ def attention(  # noqa: PLR0913 - the one public signature with every part of th
         torch.Size([2, 8, 10, 64])
     """
     if torch.compiler.is_compiling() and dropout == 0:
-        return traced(
+        call, _ = traced(
             q,
             k,
             v,
@@ -132,6 +135,12 @@ def attention(  # noqa: PLR0913 - the one public signature with every part of th
             q_offset=q_offset,
             backend=backend,
         )
+        return torch.ops.multihead.attention(*call)
+    alone = bias is None and normaliser is None and type(dropout) in (float, int) and dropout == 0
+    facts = facts_of(q, k, v, mask, scale, softcap, q_offset, backend) if alone else None
+    ready = recall(facts)
+    if ready is not None:
+        return ready.run(q, k, v)
     make = partial(
         make_problem,
         q,
@@ -145,7 +154,9 @@ def attention(  # noqa: PLR0913 - the one public signature with every part of th
         dropout=dropout,
         q_offset=q_offset,
     )
-    return _runner()(make, backend).out
+    attended = _runner()(make, backend)
+    remember(facts, attended.problem, attended.backend)
+    return attended.out
 
 
 def attention_lse(  # noqa: PLR0913 - the signature of `attention`
@@ -155,7 +166,7 @@ def attention_lse(  # noqa: PLR0913 - the signature of `attention`
     *,
     mask: Mask | None = None,
     bias: Bias | None = None,
-    scale: float | None = None,
+    scale: Scale | None = None,
     softcap: float | None = None,
     normaliser: Normaliser | None = None,
     dropout: float = 0.0,
@@ -180,6 +191,23 @@ def attention_lse(  # noqa: PLR0913 - the signature of `attention`
         >>> attended.lse.shape, attended.weights(rows=[9]).sum(-1).allclose(torch.ones(1, 8, 1))
         (torch.Size([1, 8, 10]), True)
     """
+    if torch.compiler.is_compiling() and dropout == 0:
+        call, problem = traced(
+            q,
+            k,
+            v,
+            mask=mask,
+            bias=bias,
+            scale=scale,
+            softcap=softcap,
+            normaliser=normaliser,
+            q_offset=q_offset,
+            backend=backend,
+        )
+        if not problem.normaliser.has_lse:
+            return Attended(out=torch.ops.multihead.attention(*call), lse=None, backend=backend, problem=problem)
+        out, lse = torch.ops.multihead.attention_lse(*call)
+        return Attended(out=out, lse=lse, backend=backend, problem=problem)
     make = partial(
         make_problem,
         q,
@@ -203,7 +231,7 @@ def explain_backend(  # noqa: PLR0913 - the signature of `attention`
     *,
     mask: Mask | None = None,
     bias: Bias | None = None,
-    scale: float | None = None,
+    scale: Scale | None = None,
     softcap: float | None = None,
     normaliser: Normaliser | None = None,
     dropout: float = 0.0,

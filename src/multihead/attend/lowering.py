@@ -1,7 +1,8 @@
 """What a call's mask and bias are to the compiled kernel: parts in closed form, and a map of tiles for the rest.
 
-A pattern is what all its parts allow. Windows become bounds of the distance, documents ids that must be equal, keys
-that are shut to every query one list; what is none of these is lowered to a map of tiles, once for all calls alike.
+A pattern is what all its parts allow. Windows become bounds of the distance; documents, chunks and equal steps ids that
+must be equal; keys that are shut to every query one list; what is none of these is lowered to a map of tiles, once for
+all calls alike.
 """
 
 import threading
@@ -15,12 +16,15 @@ from torch import Tensor
 
 from multihead.attend.normaliser import Softmax
 from multihead.attend.problem import Problem
-from multihead.pattern import Pattern, lower
+from multihead.pattern import Pattern, band, every, lower
 from multihead.pattern.algebra import NOTHING, And, Shifted
+from multihead.pattern.blocked import Blocked, block_of
 from multihead.pattern.heads import PerHead
 from multihead.pattern.law import Bounds
+from multihead.pattern.relative import Relative
+from multihead.pattern.spaced import Spaced
 from multihead.pattern.tokens import Match
-from multihead.position import ALiBi, RelativeTable
+from multihead.position import AdaptiveSpan, ALiBi, RelativeTable
 
 TILE = 64  # queries and keys of a tile, as the kernel counts them
 _OPEN = (-(2**63), 2**63 - 1)  # no bound on either side
@@ -41,6 +45,7 @@ class MaskParts:
         tile_class: For each tile of 64 x 64, counted from the first query and key: 0 nothing, 1 look into it, 2 all.
         tile_index: For class 1 its place among the bits.
         tile_bits: Distinct tiles: pair (r, c) is bit c of word r.
+        asked: Functions that were asked about every pair to make the tiles.
     """
 
     window: Int64[Tensor, "1 _ 2"] | None = None
@@ -51,6 +56,7 @@ class MaskParts:
     tile_class: Int8[Tensor, "_ _ q_tiles k_tiles"] | None = None
     tile_index: Int32[Tensor, "_ _ q_tiles k_tiles"] | None = None
     tile_bits: Int64[Tensor, "distinct rows"] | None = None
+    asked: tuple[str, ...] = ()
 
     def tensors(self) -> list[Tensor | None]:
         """The parts in the order in which the kernel takes them."""
@@ -65,6 +71,9 @@ class MaskParts:
         if self.tile_class is not None and self.tile_bits is not None:
             size = sum(part.nbytes for part in (self.tile_class, self.tile_bits)) + 4 * self.tile_class.numel()
             words.append(f"tile map of {size / 1024:,.1f} KiB, {self.tile_bits.shape[0]} bit tiles")
+            most = (self.tile_class.numel() * TILE * TILE // 8 + 5 * self.tile_class.numel()) / 1024
+            names = " and ".join(f"#{name}" for name in self.asked)
+            words += [f"{names} asked pair by pair, once (a bit each: up to {most:,.1f} KiB)"] * bool(names)
         return ", ".join(words)
 
 
@@ -104,6 +113,8 @@ def mask_parts(problem: Problem) -> MaskParts:
         return MaskParts()
     if isinstance(problem.mask, Tensor):
         return _of_tensor(problem.mask, problem.kv_len)
+    if isinstance(problem.mask, Relative) and not _watched():
+        return _of_window(problem.mask.low, problem.mask.high)
     bounds = [_bounds(piece) for piece in _pieces(problem.mask)]
     windows = tuple(bound for bound in bounds if bound is not None)
     key = (problem.mask, problem.q_len, problem.kv_len, problem.q_offset or 0)
@@ -123,7 +134,14 @@ def bias_parts(problem: Problem) -> BiasParts:
     if isinstance(bias, ALiBi):
         return BiasParts(slopes=_plain(bias.slopes))
     first = problem.q_offset or 0
-    low, high = _distances(bias, first - problem.kv_len + 1, first + problem.q_len - 1)
+    ends = first - problem.kv_len + 1, first + problem.q_len - 1
+    if isinstance(bias, AdaptiveSpan):
+        # From its reach on everything is shut, whatever the distance.
+        low, high = (min(max(end, -bias.reach()), bias.reach()) for end in ends)
+        wide = bias.with_weight(_plain(bias.spans))
+        distances = torch.arange(low, max(low, high) + 1, device=wide.spans.device)
+        return BiasParts(table=wide.scores(distances, distances.new_zeros(1))[0, :, :, 0].contiguous(), first=low)
+    low, high = _distances(bias, *ends)
     form = (bias.buckets, bias.bidirectional, bias.max_distance, low, high)
     buckets = _buckets.__wrapped__(*form) if _watched() else _buckets(*form)
     return BiasParts(table=_plain(bias.table.T[:, buckets]), first=low)
@@ -154,8 +172,23 @@ def _of_tensor(mask: Tensor, kv_len: int) -> MaskParts:
     return MaskParts(dense=mask)
 
 
+@lru_cache(maxsize=256)
+def _of_window(low: int, high: int | None) -> MaskParts:
+    """One window for all heads: the usual case, which is met in every layer."""
+    return MaskParts(window=_window((((high, -low),),)))
+
+
 def _pieces(pattern: Pattern) -> tuple[Pattern, ...]:
-    return pattern.parts if isinstance(pattern, And) else (pattern,)
+    parts = pattern.parts if isinstance(pattern, And) else (pattern,)
+    return tuple(piece for part in parts for piece in _split(part))
+
+
+def _split(part: Pattern) -> tuple[Pattern, ...]:
+    """A dilated window as a window and equal steps, which have closed forms each; any other part as it is."""
+    spaced, shift = (part.part, part.queries) if isinstance(part, Shifted) else (part, 0)
+    if not isinstance(spaced, Spaced) or spaced.low is None or spaced.high is None or spaced.window is not None:
+        return (part,)
+    return (band(spaced.high, -spaced.low).at(q_offset=shift), every(spaced.step).at(q_offset=shift))
 
 
 def _bounds(piece: Pattern) -> tuple[Bounds, ...] | None:
@@ -214,16 +247,16 @@ def _nbytes(parts: MaskParts) -> int:
 
 
 def _lowered(pattern: Pattern, q_len: int, kv_len: int, q_offset: int) -> MaskParts:
-    """Windows, one pattern of ids, those that only shut keys, and all others together as a map."""
+    """Windows, patterns of ids, those that only shut keys, and all others together as a map."""
     pieces = _pieces(pattern)
     bounds = {piece: found for piece in pieces if (found := _bounds(piece)) is not None}
-    matches = [piece for piece in pieces if _match(piece) is not None][:1]
+    matches = [piece for piece in pieces if piece not in bounds and _has_ids(piece)]
     shut = [piece for piece in pieces if piece not in bounds and not piece.positional and piece.heads is None]
     rest = [piece for piece in pieces if piece not in bounds and piece not in matches and piece not in shut]
     if rest and all(len(found) == 1 for found in bounds.values()):
         # Tiles outside of the windows need not be looked into; those of heads would make a map for every head.
         rest, bounds = [*bounds, *rest], {}
-    q_ids, k_ids = _ids(matches[0], q_len, kv_len, q_offset) if matches else (None, None)
+    q_ids, k_ids = _joined([_ids(piece, q_len, kv_len, q_offset) for piece in matches]) if matches else (None, None)
     keep = reduce(torch.logical_and, [_shut(piece, kv_len) for piece in shut]) if shut else None
     tiles = lower(reduce(_and, rest), q_len, kv_len, block=TILE, q_offset=q_offset) if rest else None
     return MaskParts(
@@ -235,6 +268,7 @@ def _lowered(pattern: Pattern, q_len: int, kv_len: int, q_offset: int) -> MaskPa
         tile_index=None if tiles is None else tiles.index,
         # Eight bytes of a row are its word, lowest bit first, on the little-endian machines the kernel runs on.
         tile_bits=None if tiles is None else tiles.bits.view(torch.int64).flatten(1),
+        asked=tuple(dict.fromkeys(name for piece in rest for name in piece.functions)),
     )
 
 
@@ -247,34 +281,58 @@ def _shut(piece: Pattern, kv_len: int) -> Bool[Tensor, "_ kv_len"]:
     return piece.allows(torch.zeros(1, dtype=torch.int64), torch.arange(kv_len))[:, 0, 0].contiguous()
 
 
-def _match(piece: Pattern) -> tuple[Match, int] | None:
-    """The pattern of equal ids, with the shift of its queries, or None."""
-    part, shift = (piece.part, piece.offset) if isinstance(piece, Shifted) else (piece, 0)
-    return (part, shift) if isinstance(part, Match) and part.step == 0 and not part.others else None
+def _has_ids(piece: Pattern) -> bool:
+    """Whether it is ids that must be equal."""
+    part = piece.part if isinstance(piece, Shifted) else piece
+    if isinstance(part, Match):
+        return part.step == 0 and not part.others
+    return isinstance(part, Spaced) or (isinstance(part, Blocked) and part.before == part.after == 0)
 
 
 def _ids(piece: Pattern, q_len: int, kv_len: int, q_offset: int) -> tuple[Tensor, Tensor]:
-    """Ids of queries and keys at their absolute positions."""
-    found = _match(piece)
-    if found is None:
-        raise AssertionError(f"{piece} holds no ids")
-    match, shift = found
+    """Ids of queries and keys at their absolute positions: of a piece that has ids."""
+    part, shift, first = (piece.part, piece.queries, piece.keys) if isinstance(piece, Shifted) else (piece, 0, 0)
     start = q_offset + shift
-    if q_len:
-        match.ids.check(start, start + q_len - 1, side="query")
-    if kv_len:
-        match.keys.check(0, kv_len - 1, side="key")
-    return _short(match.ids.rows()[:, start : start + q_len], match.keys.rows()[:, :kv_len])
+    if isinstance(part, Match):
+        if q_len:
+            part.ids.check(start, start + q_len - 1, side="query")
+        if kv_len:
+            part.keys.check(first, first + kv_len - 1, side="key")
+        return part.ids.rows()[:, start : start + q_len], part.keys.rows()[:, first : first + kv_len]
+    q, k = torch.arange(start, start + q_len)[None], torch.arange(first, first + kv_len)[None]
+    if isinstance(part, Spaced):
+        return q % part.step, k % part.step
+    if isinstance(part, Blocked):
+        return block_of(q, part.size), block_of(k, part.size)
+    raise AssertionError(f"{piece} holds no ids")
+
+
+def _joined(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Ids of queries and keys that are equal where all of several are."""
+    q_ids, k_ids = pairs[0]
+    for queries, keys in pairs[1:]:
+        q_ids, queries = torch.broadcast_tensors(q_ids, queries)
+        k_ids, keys = torch.broadcast_tensors(k_ids, keys)
+        # Numbered anew in the order of the first, of which neighbours are mostly alike.
+        one, other = (_renumbered(*sides) for sides in ((q_ids, k_ids), (queries, keys)))
+        most = max((int(ids.max()) + 1 for ids in other if ids.numel()), default=1)
+        q_ids, k_ids = (first * most + second for first, second in zip(one, other, strict=True))
+    return _short(q_ids, k_ids)
+
+
+def _renumbered(q_ids: Tensor, k_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The ids as numbers from 0 in the same order."""
+    both = torch.cat([q_ids.flatten(), k_ids.flatten()]).unique(return_inverse=True)[1]
+    return both[: q_ids.numel()].view(q_ids.shape), both[q_ids.numel() :].view(k_ids.shape)
 
 
 def _short(q_ids: Int[Tensor, "_ q_len"], k_ids: Int[Tensor, "_ kv_len"]) -> tuple[Tensor, Tensor]:
     """The ids as int32, numbered anew where they are too large for it."""
     limits = torch.iinfo(torch.int32)
-    both = torch.cat([q_ids.flatten(), k_ids.flatten()])
-    if both.numel() and (int(both.min()) < limits.min or int(both.max()) > limits.max):
-        both = both.unique(return_inverse=True)[1]
-    both = both.to(torch.int32)
-    return both[: q_ids.numel()].view(q_ids.shape), both[q_ids.numel() :].view(k_ids.shape)
+    bounds = [bound for ids in (q_ids, k_ids) if ids.numel() for bound in ids.aminmax()]
+    if bounds and (min(map(int, bounds)) < limits.min or max(map(int, bounds)) > limits.max):
+        q_ids, k_ids = _renumbered(q_ids, k_ids)
+    return q_ids.to(torch.int32), k_ids.to(torch.int32)
 
 
 def _distances(bias: RelativeTable, low: int, high: int) -> tuple[int, int]:

@@ -55,6 +55,16 @@ class Softmax:
         """True: the number a row settles on is its log-sum-exp."""
         return True
 
+    @property
+    def streams(self) -> bool:
+        """True: a row may be computed key by key, rescaled as its highest score grows (flash attention)."""
+        return True
+
+    @property
+    def merges(self) -> bool:
+        """True: `merge` joins rows over several sets of keys, through their log-sum-exp; sinks are counted after it."""
+        return True
+
     def pick(self, heads: Int[Tensor, " chosen"]) -> "Softmax":
         """The normaliser of some heads."""
         return self if self.sinks is None else replace(self, sinks=self.sinks[heads])
@@ -130,6 +140,16 @@ class Sigmoid:
         """False: there is no common denominator."""
         return False
 
+    @property
+    def streams(self) -> bool:
+        """True: each weight follows from its score alone."""
+        return True
+
+    @property
+    def merges(self) -> bool:
+        """True: outputs over several sets of keys are added; there is nothing to rescale."""
+        return True
+
     def pick(self, heads: Int[Tensor, " chosen"]) -> "Sigmoid":
         """The same for all heads."""
         return self
@@ -181,6 +201,16 @@ class Entmax:
     @property
     def has_lse(self) -> bool:
         """False: the number a row settles on is a threshold."""
+        return False
+
+    @property
+    def streams(self) -> bool:
+        """False: the threshold of a row needs all its scores before the first weight is known."""
+        return False
+
+    @property
+    def merges(self) -> bool:
+        """False: the threshold over several sets of keys does not follow from those over each."""
         return False
 
     def pick(self, heads: Int[Tensor, " chosen"]) -> "Entmax":

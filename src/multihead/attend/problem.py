@@ -1,20 +1,20 @@
 """One attention call, checked: every backend, and every statistic, works from this."""
 
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from multihead.attend import check
-from multihead.attend.normaliser import Normaliser, Softmax
-from multihead.error import MultiheadError
+from multihead.attend.normaliser import Entmax, Normaliser, Sigmoid, Softmax
 from multihead.pattern import Pattern, Tile
-from multihead.position import ALiBi, RelativeTable
+from multihead.position import PositionBias
 
 Index = slice | Tensor
-PositionBias = ALiBi | RelativeTable
 ALL = slice(None)
+_SOFTMAX = Softmax()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,7 +48,7 @@ class Problem:
     bias: Float[Tensor, "_ _ _ _"] | PositionBias | None = None
     scale: float
     softcap: float | None = None
-    normaliser: Normaliser = Softmax()  # noqa: RUF009 - frozen
+    normaliser: Normaliser = _SOFTMAX
     dropout: float = 0.0
     q_offset: int | None = None
     places: Int[Tensor, " q_len"] | None = None
@@ -256,7 +256,7 @@ def make_problem(  # noqa: PLR0913 - the fields of one call, as in the public fu
     *,
     mask: Pattern | Tensor | None = None,
     bias: Tensor | PositionBias | None = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     softcap: float | None = None,
     normaliser: Normaliser | None = None,
     dropout: float = 0.0,
@@ -270,8 +270,9 @@ def make_problem(  # noqa: PLR0913 - the fields of one call, as in the public fu
         v: Values (batch, kv_heads, kv_len, v_head_dim).
         mask: A pattern, or a boolean tensor, True = attend: (q_len, kv_len) or (batch, heads, q_len, kv_len), where
             any size may be 1.
-        bias: Added to the scores: a tensor of the same shapes, `ALiBi` or `RelativeTable`. None adds nothing.
-        scale: Factor of the products; None is head_dim ** -0.5.
+        bias: Added to the scores: a tensor of the same shapes, `ALiBi`, `RelativeTable` or `AdaptiveSpan`; None adds 0.
+        scale: Factor of the products; None is head_dim ** -0.5. A tensor is multiplied onto q, so that gradients
+            flow to it: one number, one for each head (heads,), or (batch | 1, heads | 1, q_len | 1, 1).
         softcap: c in c * tanh(scaled / c); None is no cap.
         normaliser: None is `Softmax()`.
         dropout: Share of the weights that is dropped.
@@ -279,7 +280,7 @@ def make_problem(  # noqa: PLR0913 - the fields of one call, as in the public fu
             kv_len and the mask or the bias depends on positions.
 
     Returns:
-        The problem, with 2-D masks and biases as 4-D views and all defaults filled in.
+        The problem, with 2-D masks and biases as 4-D views, a scale that is a tensor in q, and all defaults filled in.
 
     Raises:
         MultiheadError: If anything does not fit; the message says what, with the numbers, and what to do.
@@ -290,14 +291,10 @@ def make_problem(  # noqa: PLR0913 - the fields of one call, as in the public fu
         (2, 0.25)
     """
     check.check_tensors(q, k, v)
-    normaliser = normaliser if normaliser is not None else Softmax()
-    if isinstance(normaliser, Softmax) and normaliser.sinks is not None:
-        _check_sinks(normaliser.sinks, q)
+    if isinstance(scale, Tensor):
+        q, scale = check.scaled(q, scale), 1.0
     mask = _checked_mask(mask, q, k)
     bias = _checked_bias(bias, q, k)
-    # Written out only where they are of positions: to print a tensor takes longer than to attend to a short text.
-    positional = [f"mask {mask}"] if isinstance(mask, Pattern) and mask.positional else []
-    positional += [f"bias {bias}"] if isinstance(bias, ALiBi | RelativeTable) else []
     return Problem(
         q=q,
         k=k,
@@ -306,10 +303,29 @@ def make_problem(  # noqa: PLR0913 - the fields of one call, as in the public fu
         bias=bias,
         scale=check.check_scale(scale, q.shape[3]),
         softcap=check.check_softcap(softcap),
-        normaliser=normaliser,
+        normaliser=_checked_normaliser(normaliser, q),
         dropout=check.check_dropout(dropout),
-        q_offset=check.check_alignment(q.shape[2], k.shape[2], q_offset, positional),
+        q_offset=_first_position(q_offset, q.shape[2], k.shape[2], mask, bias),
     )
+
+
+def _first_position(
+    q_offset: int | None,
+    q_len: int,
+    kv_len: int,
+    mask: Pattern | Tensor | None,
+    bias: Tensor | PositionBias | None,
+) -> int | None:
+    """The position of the first query; None where nothing depends on it and nothing gives it."""
+    if q_offset is not None:
+        return check.check_offset(q_offset)
+    if q_len == kv_len:
+        return 0
+    positional = [f"mask {mask}"] if isinstance(mask, Pattern) and mask.positional else []
+    positional += [f"bias {bias}"] if isinstance(bias, PositionBias) else []
+    if positional:
+        raise check.unaligned(q_len, kv_len, positional)
+    return None
 
 
 def _checked_mask(mask: Pattern | Tensor | None, q: Tensor, k: Tensor) -> Pattern | Tensor | None:
@@ -317,7 +333,7 @@ def _checked_mask(mask: Pattern | Tensor | None, q: Tensor, k: Tensor) -> Patter
         return check.check_mask(mask, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]), q.device)
     if mask is not None:
         check.check_kinds({"mask": mask}, (Pattern,), "a pattern or a boolean tensor")
-        check.check_counts(f"pattern {mask}", (mask.batch, mask.heads), q.shape[:2])
+        check.check_counts("pattern", mask, (mask.batch, mask.heads), q.shape)
     return mask
 
 
@@ -325,28 +341,18 @@ def _checked_bias(bias: Tensor | PositionBias | None, q: Tensor, k: Tensor) -> T
     if isinstance(bias, Tensor):
         return check.check_bias(bias, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]), q.device)
     if bias is not None:
-        check.check_kinds({"bias": bias}, (ALiBi, RelativeTable), "a tensor, ALiBi or RelativeTable")
-        _check_heads(f"bias {bias}", bias.weight, bias.heads, q)
+        check.check_kinds({"bias": bias}, get_args(PositionBias), "a tensor, ALiBi, RelativeTable or AdaptiveSpan")
+        check.check_heads("bias", bias, bias.weight, q)
     return bias
 
 
-def _check_sinks(sinks: Tensor, q: Tensor) -> None:
-    _check_heads("tensor of sinks", sinks, sinks.shape[0], q)
-
-
-def _check_heads(name: str, weight: Tensor, heads: int, q: Tensor) -> None:
-    if heads != q.shape[1]:
-        raise MultiheadError(
-            asked=f"a {name} for heads={q.shape[1]}, like q",
-            arrived=f"heads={heads}",
-            remedy=f"build it for heads={q.shape[1]} (query heads, not kv_heads)",
-        )
-    if weight.device != q.device:
-        raise MultiheadError(
-            asked=f"a {name} on the device of q",
-            arrived=f"{weight.device}, q on {q.device}",
-            remedy=f"move it: `.to('{q.device}')`",
-        )
+def _checked_normaliser(normaliser: Normaliser | None, q: Tensor) -> Normaliser:
+    if normaliser is None:
+        return _SOFTMAX
+    check.check_kinds({"normaliser": normaliser}, (Softmax, Sigmoid, Entmax), "one of Softmax(), Sigmoid(), Entmax()")
+    if isinstance(normaliser, Softmax) and normaliser.sinks is not None:
+        check.check_heads("tensor of sinks", None, normaliser.sinks, q)
+    return normaliser
 
 
 def _cut(given: Tensor, sizes: tuple[int, int], rows: Index, cols: Index) -> Tensor:

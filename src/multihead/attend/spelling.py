@@ -12,10 +12,12 @@ from torch import Tensor
 from multihead.error import MultiheadError
 from multihead.pattern import Pattern, Tile, parse_pattern
 from multihead.pattern.algebra import And, Constant, Join, Not, Shifted
+from multihead.pattern.formed import Formed
 from multihead.pattern.heads import PerHead
 from multihead.pattern.held import Held
-from multihead.pattern.places import Pairs, Places
-from multihead.pattern.relative import Prefix, Relative
+from multihead.pattern.opaque import Opaque
+from multihead.pattern.places import Pairs
+from multihead.pattern.relative import Prefix
 from multihead.pattern.tokens import Match, Padding
 
 
@@ -43,13 +45,14 @@ class Spelling:
         if isinstance(pattern, Not):
             return "~" + self.spell(pattern.part)
         if isinstance(pattern, Shifted):
-            return self.spell(pattern.part) + ".at(" + self._number(pattern.offset) + ")"
+            shift = self.spell(pattern.part) + ".at(" + self._number(pattern.queries)
+            return shift + (", " + self._number(pattern.keys) + ")" if pattern.keys else ")")
         if isinstance(pattern, PerHead):
             return "per_head(" + ", ".join([self.spell(part) for part in pattern.parts]) + ")"
         return self._leaf(pattern)
 
     def _leaf(self, pattern: Pattern) -> str:
-        if isinstance(pattern, Relative | Places):
+        if isinstance(pattern, Formed):
             return pattern.form
         if isinstance(pattern, Constant):
             return "everything" if pattern.tile_class == Tile.FULL else "nothing"
@@ -67,9 +70,10 @@ class Spelling:
         if isinstance(pattern, Pairs):
             rows = "" if pattern.rows is None else ", " + self._number(pattern.rows)
             return "pairs(" + self._tensor(pattern.table) + rows + ")"
+        told = "a function of your own" if isinstance(pattern, Opaque) else type(pattern).__name__
         raise MultiheadError(
             asked="a pattern in a compiled or exported graph",
-            arrived=f"{type(pattern).__name__}, which has no text form",
+            arrived=told + ", which has no text form",
             remedy="build it from the factories and &, |, ~, or pass a boolean tensor",
         )
 

@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from multihead.attend.problem import Problem
@@ -89,7 +90,8 @@ def _far(measured: int, wanted: int) -> float:
 def kind_of(problem: Problem) -> str:
     """One of `KINDS`: what the table tells apart."""
     mask = problem.mask
-    if problem.group * problem.q_len <= FEW_ROWS:
+    _, heads, q_len, _ = problem.q.shape
+    if heads // max(problem.k.shape[1], 1) * q_len <= FEW_ROWS:
         return "decode"
     if problem.bias is not None or isinstance(mask, Tensor):
         return "mask"
@@ -106,13 +108,14 @@ def prefers(problem: Problem, variant: str) -> str | None:
         problem: What is asked.
         variant: The variant of our kernel that would run.
     """
-    dtype = str(problem.q.dtype).removeprefix("torch.")
-    size, heads = max(problem.head_dim, problem.v_head_dim), problem.batch * problem.heads
-    return _prefers(variant, dtype, kind_of(problem), size, heads, problem.kv_len)
+    (batch, heads, _, head_dim), (*_, keys, v_head_dim) = problem.q.shape, problem.v.shape
+    size = max(head_dim, v_head_dim)
+    return _prefers(variant, problem.q.dtype, kind_of(problem), size, batch * heads, keys)
 
 
 @lru_cache(maxsize=4096)
-def _prefers(variant: str, dtype: str, kind: str, head_dim: int, heads: int, keys: int) -> str | None:
+def _prefers(variant: str, kept: torch.dtype, kind: str, head_dim: int, heads: int, keys: int) -> str | None:
+    dtype = str(kept).removeprefix("torch.")
     wanted = Row(variant=variant, dtype=dtype, kind=kind, head_dim=head_dim, heads=heads, ratios={keys: 1.0})
     found = packaged().nearest(wanted)
     if found is None:

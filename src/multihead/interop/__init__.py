@@ -1,5 +1,7 @@
 """Doors to transformers: load its models, and let them run on our attention."""
 
+from multihead.interop.convert import from_transformers
+from multihead.interop.export import export_onnx
 from multihead.interop.facts import (
     Filter,
     PictureFacts,
@@ -23,6 +25,8 @@ __all__ = [
     "PictureFacts",
     "SoundFacts",
     "check_weights",
+    "export_onnx",
+    "from_transformers",
     "load_model",
     "load_packaged",
     "log_mel",

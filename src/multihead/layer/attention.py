@@ -1,34 +1,43 @@
 """The module: projections, heads, concatenation, output projection."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
+from itertools import repeat
 from typing import cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from multihead.attend import Problem, choose, make_problem
 from multihead.error import MultiheadError
+from multihead.layer.base import Attends, Options
+from multihead.layer.cache import AttentionCache, Full, Kind, Sliding
+from multihead.layer.call import Call, Where, check_inputs, check_visible
+from multihead.layer.check import check_counts
+from multihead.layer.group import HeadGroup, read_groups
+from multihead.layer.part import GroupPart, turned, zero_bias
+from multihead.layer.projection import FusedProjection, load_split, save_split
+from multihead.layer.torch_exchange import check_plain, torch_module, torch_weights
 from multihead.pattern import Pattern
-from multihead.position import ALiBi, RelativeTable
+from multihead.position import PositionBias
 
 
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(Attends):
     """`MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W_O`, `head_i = Attention(Q W_Q_i, K W_K_i, V W_V_i)`.
 
     Vaswani et al., "Attention Is All You Need" (2017), arXiv:1706.03762. `Attention` is `multihead.attention`: softmax
     of the scaled products, within the pairs that the mask allows. Inputs are (batch, length, width), batch first.
 
-    Beyond the paper: biases in the projections, fewer key/value heads than query heads (query head i reads key/value
-    head i // (heads / kv_heads)), heads of a size of their own. A query that may attend to no key gets 0 from every
-    head, so its output is the bias of the output projection. Training and evaluation, with and without gradients, give
-    the same values; only dropout, which is off in evaluation, makes a difference.
+    Beyond the paper: biases in the projections; heads of any size, also of several sizes in one layer; fewer key/value
+    heads than query heads (query head i reads key/value head i // (heads / kv_heads)); for each group of heads a
+    pattern, a position, norms, sinks and gates of its own (`HeadGroup`); caches. A query that may attend to no key gets
+    0 from every head, so its output is the bias of the output projection. Training and evaluation, with and without
+    gradients, give the same values; only dropout, which is off in evaluation, makes a difference.
 
     Args:
         embed_dim: Width of the queries and of the output.
-        heads: Query heads.
-        kv_heads: Key/value heads, a divisor of `heads`; None for as many as query heads.
-        head_dim: Width of a head; None for `embed_dim / heads`.
+        heads: Query heads: a number, a `HeadGroup`, or a list of them for heads of several kinds.
+        kv_heads: Key/value heads, a divisor of `heads`; None for as many as query heads. A `HeadGroup` says it itself.
+        head_dim: Width of a head; None for `embed_dim / heads`. A `HeadGroup` says it itself.
         kv_embed_dim: Width of the keys and values given to `forward`, or (width of keys, width of values); None for
             `embed_dim`.
         bias: Whether the four projections have one.
@@ -36,10 +45,15 @@ class MultiHeadAttention(nn.Module):
         backend: `"auto"`, or the name of the backend that must run.
 
     Attributes:
-        q_proj: (heads * head_dim, embed_dim): rows h * head_dim to (h + 1) * head_dim are those of head h.
-        k_proj: (kv_heads * head_dim, width of keys).
-        v_proj: (kv_heads * head_dim, width of values).
-        out_proj: (embed_dim, heads * head_dim).
+        groups: What the heads are, with all sizes filled in.
+        heads: Query heads of all groups.
+        kv_heads: Key/value heads of all groups.
+        head_dim: Width of a head, of the widest where they differ.
+        q_proj: (sum of heads * head_dim, embed_dim): the rows of head 0, of head 1, ..., group after group.
+        k_proj: (sum of kv_heads * head_dim, width of keys).
+        v_proj: (sum of kv_heads * v_head_dim, width of values).
+        out_proj: (embed_dim, sum of heads * v_head_dim).
+        parts: What the groups learn besides, one `GroupPart` each.
 
     Raises:
         MultiheadError: Sizes that do not divide or are not positive, or a dropout outside of 0 <= p < 1.
@@ -48,12 +62,15 @@ class MultiHeadAttention(nn.Module):
         >>> layer = MultiHeadAttention(64, heads=8, kv_heads=2)
         >>> layer(torch.randn(2, 10, 64), mask=causal()).shape
         torch.Size([2, 10, 64])
+        >>> mixed = MultiHeadAttention(64, [HeadGroup(2, 16), HeadGroup(4, 8, mask=sliding_window(4))])
+        >>> mixed(torch.randn(2, 10, 64), mask=causal()).shape
+        torch.Size([2, 10, 64])
     """
 
     def __init__(
         self,
         embed_dim: int,
-        heads: int = 8,
+        heads: int | HeadGroup | Sequence[HeadGroup] = 8,
         *,
         kv_heads: int | None = None,
         head_dim: int | None = None,
@@ -62,33 +79,23 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
         backend: str = "auto",
     ) -> None:
-        super().__init__()
-        kv_heads = heads if kv_heads is None else kv_heads
+        super().__init__(dropout=dropout, backend=backend)
         widths = (kv_embed_dim, kv_embed_dim) if isinstance(kv_embed_dim, int) else kv_embed_dim
         k_width, v_width = widths or (embed_dim, embed_dim)
-        _check_positive(
-            {
-                "embed_dim": embed_dim,
-                "heads": heads,
-                "kv_heads": kv_heads,
-                "head_dim": 1 if head_dim is None else head_dim,
-            }
-            | {"kv_embed_dim": min(k_width, v_width)}
-        )
-        _check_groups(heads, kv_heads)
-        if not 0.0 <= dropout < 1.0:
-            raise MultiheadError(
-                asked="dropout: a share p with 0 <= p < 1",
-                arrived=f"dropout={dropout}",
-                remedy="for example dropout=0.1",
-            )
-        self.embed_dim, self.heads, self.kv_heads = embed_dim, heads, kv_heads
-        self.head_dim = _head_dim(embed_dim, heads) if head_dim is None else head_dim
-        self.dropout, self.backend = dropout, backend
-        self.q_proj = nn.Linear(embed_dim, heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(k_width, kv_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(v_width, kv_heads * self.head_dim, bias=bias)
-        self.out_proj = nn.Linear(heads * self.head_dim, embed_dim, bias=bias)
+        check_counts({"embed_dim": embed_dim, "kv_embed_dim": min(k_width, v_width)})
+        given = read_groups(heads, kv_heads, head_dim)
+        self.groups = tuple(group.settled(embed_dim, alone=len(given) == 1) for group in given)
+        sizes = [group.sizes for group in self.groups]
+        self.embed_dim = embed_dim
+        self.heads, self.kv_heads = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
+        self.head_dim = max(size[2] for size in sizes)
+        self.q_proj = nn.Linear(embed_dim, sum(h * d for h, _, d, _ in sizes), bias=bias)
+        self.k_proj = nn.Linear(k_width, sum(h * d for _, h, d, _ in sizes), bias=bias)
+        self.v_proj = nn.Linear(v_width, sum(h * d for _, h, _, d in sizes), bias=bias)
+        self.out_proj = nn.Linear(sum(h * d for h, _, _, d in sizes), embed_dim, bias=bias)
+        self.parts = nn.ModuleList(GroupPart(group, embed_dim) for group in self.groups)
+        self.register_state_dict_post_hook(save_split)
+        self.register_load_state_dict_pre_hook(load_split)
         self.reset_parameters()
 
     @classmethod
@@ -105,16 +112,7 @@ class MultiHeadAttention(nn.Module):
         Example:
             `layer = MultiHeadAttention.from_torch(encoder.layers[0].self_attn)`
         """
-        extra = {"add_bias_kv=True": module.bias_k is not None, "add_zero_attn=True": module.add_zero_attn}
-        found = [name for name, present in extra.items() if present]
-        if found:
-            raise MultiheadError(
-                asked="an nn.MultiheadAttention whose keys are those of its input",
-                arrived=f"{' and '.join(found)}: another key stands behind them in every row, outside of every mask",
-                remedy="build it without; for a head that may attend to nothing, multihead.attention has "
-                "normaliser=Softmax(off_by_one=True)",
-            )
-        weights = _weights_of(module)
+        weights = torch_weights(module)
         made = cls(
             module.embed_dim,
             module.num_heads,
@@ -126,13 +124,105 @@ class MultiHeadAttention(nn.Module):
         made.to(weights["q_proj.weight"]).load_state_dict(weights)
         return made.train(module.training)
 
+    def to_torch(self) -> nn.MultiheadAttention:
+        """An `nn.MultiheadAttention` (batch first) with a copy of the weights; `from_torch` has the differences in use.
+
+        Raises:
+            MultiheadError: It has something that module cannot have.
+
+        Example:
+            >>> MultiHeadAttention(64, heads=8).to_torch().num_heads
+            8
+        """
+        check_plain(self.groups, self.embed_dim)
+        return torch_module(self.state_dict(), heads=self.heads, dropout=self.dropout).train(self.training)
+
     def reset_parameters(self) -> None:
-        """Start anew: Xavier-uniform weights (Glorot and Bengio 2010), biases 0."""
-        for parameter in self.parameters():
-            if parameter.ndim > 1:
-                nn.init.xavier_uniform_(parameter)
-            else:
-                nn.init.zeros_(parameter)
+        """Start anew: Xavier-uniform weights (Glorot and Bengio 2010), biases 0, norms 1, sinks 0."""
+        for linear in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            nn.init.xavier_uniform_(linear.weight)
+            zero_bias(linear)
+        for part in self._parts:
+            part.reset_parameters()
+
+    def fuse(self) -> "MultiHeadAttention":
+        """Make one projection of the three, for inputs that are queries, keys and values at once; the module itself.
+
+        One product of three times the rows instead of three. State dicts keep the names of the three, and load into
+        either form. Parameters are new tensors: fuse before the optimiser is built.
+
+        Raises:
+            MultiheadError: Keys or values have another width than the queries.
+
+        Example:
+            >>> layer = MultiHeadAttention(64).fuse()
+            >>> sorted(layer.state_dict())[0]
+            'k_proj.bias'
+        """
+        if hasattr(self, "qkv_proj"):
+            return self
+        widths = [each.in_features for each in (self.q_proj, self.k_proj, self.v_proj)]
+        if len(set(widths)) > 1:
+            raise MultiheadError(
+                asked="one projection of queries, keys and values",
+                arrived=f"inputs of width {widths[0]}, {widths[1]} and {widths[2]}",
+                remedy="leave it split: they have no input in common",
+            )
+        self.qkv_proj = FusedProjection({"q_proj": self.q_proj, "k_proj": self.k_proj, "v_proj": self.v_proj})
+        del self.q_proj, self.k_proj, self.v_proj
+        return self
+
+    def unfuse(self) -> "MultiHeadAttention":
+        """Three projections again, with the weights as they are; the module itself."""
+        if hasattr(self, "qkv_proj"):
+            for name, linear in self.qkv_proj.split().items():
+                setattr(self, name, linear)
+            del self.qkv_proj
+        return self
+
+    def cache(self, *, batch: int, kind: Kind | None = None) -> AttentionCache:
+        """An empty cache for self-attention token by token, or chunk by chunk: `layer(x, mask=causal(), cache=cache)`.
+
+        Args:
+            batch: Number of sequences.
+            kind: `Full()`, `Static(length)`, `Sliding(window)`, or `Int8(...)` around one of them. None keeps what each
+                group needs: the last tokens where its mask has a window, all elsewhere.
+
+        Raises:
+            MultiheadError: A batch that is no count.
+
+        Example:
+            >>> layer = MultiHeadAttention(64)
+            >>> cache = layer.cache(batch=2)
+            >>> x = torch.randn(2, 10, 64)
+            >>> parts = [layer(part, mask=causal(), cache=cache) for part in x.split(4, 1)]
+            >>> torch.allclose(torch.cat(parts, 1), layer(x, mask=causal()), atol=1e-5)
+            True
+        """
+        kinds = [kind if kind is not None else _needed(group) for group in self.groups]
+        return AttentionCache(self.groups, batch=batch, kinds=kinds)
+
+    def remember(self, key: Tensor, value: Tensor | None = None) -> AttentionCache:
+        """A cache that holds another sequence, for cross-attention step by step: `layer(x, cache=memory)`.
+
+        Args:
+            key: (batch, kv_len, width of keys): what is attended to.
+            value: (batch, kv_len, width of values); the key where it is not given.
+
+        Example:
+            >>> layer = MultiHeadAttention(64)
+            >>> memory = layer.remember(torch.randn(2, 30, 64))
+            >>> layer(torch.randn(2, 1, 64), cache=memory).shape
+            torch.Size([2, 1, 64])
+        """
+        value = key if value is None else value
+        check_inputs(self, {"key": key, "value": value})
+        made = AttentionCache(self.groups, batch=key.shape[0], kinds=[Full()] * len(self.groups), fixed=True)
+        positions = torch.arange(key.shape[1], device=key.device)
+        for group, part, (k, v) in zip(made.groups, self._parts, self._keys_values(key, value), strict=True):
+            k = part.normed(k, part.k_norm)
+            group.append(k if part.turns_late else turned(k, part.rotation(positions, k)), v)
+        return made
 
     def forward(
         self,
@@ -141,8 +231,10 @@ class MultiHeadAttention(nn.Module):
         value: Tensor | None = None,
         *,
         mask: Pattern | Tensor | None = None,
-        bias: Tensor | ALiBi | RelativeTable | None = None,
+        bias: Tensor | PositionBias | None = None,
         q_offset: int | None = None,
+        cache: AttentionCache | None = None,
+        positions: Tensor | None = None,
     ) -> Float[Tensor, "batch q_len embed_dim"]:
         """Attend: self-attention with one input, cross-attention with two or three.
 
@@ -151,9 +243,13 @@ class MultiHeadAttention(nn.Module):
             key: (batch, kv_len, width of keys); the query where it is not given.
             value: (batch, kv_len, width of values); the key where it is not given.
             mask: Which pairs are allowed: a pattern, or a boolean tensor (q_len, kv_len) or (batch | 1, heads | 1,
-                q_len | 1, kv_len | 1), True = attend. `padding(keep)` keeps out padding.
+                q_len | 1, kv_len | 1), True = attend. `padding(keep)` keeps out padding. With a cache kv_len is that of
+                all tokens so far, these included. A group's own mask holds besides.
             bias: Added to the scores: a tensor of such a shape, or a bias of positions.
-            q_offset: Position of the first query, where the first key has position 0.
+            q_offset: Position of the first query, where the first key has position 0. A cache knows it.
+            cache: Earlier tokens (`cache(batch=...)`), to which these are added, or another sequence (`remember`).
+            positions: Where the tokens stand for a position that turns them, (batch, q_len) or (q_len,), where that is
+                not where they lie: real tokens of sequences that are padded on the left are counted from 0.
 
         Returns:
             (batch, q_len, embed_dim).
@@ -161,130 +257,100 @@ class MultiHeadAttention(nn.Module):
         Raises:
             MultiheadError: Shapes that do not belong together, or anything that `multihead.attention` refuses.
         """
-        key, value = self._inputs(query, key, value)
-        heads: Callable[..., Tensor] = self._heads
-        if torch.compiler.is_compiling():
-            # Checks and the choice of a kernel read numbers from tensors, which would cut a compiled graph into dozens
-            # of pieces; left out as a whole they cut it once. No decorator: that would import the compiler, slowly.
-            heads = cast(Callable[..., Tensor], torch.compiler.disable(self._heads))
-        joined = heads(
-            _split(self.q_proj(query), self.heads),
-            _split(self.k_proj(key), self.kv_heads),
-            _split(self.v_proj(value), self.kv_heads),
-            mask=mask,
-            bias=bias,
-            q_offset=q_offset,
-        )
+        call = Call.checked(self, query, key, value, mask=mask, bias=bias, q_offset=q_offset, cache=cache)
+        check_visible(mask)
+        before = 0 if cache is None else cache.length
+        try:
+            joined = self._heads(call, positions)
+        except BaseException:
+            if cache is not None:
+                cache.cut(before)
+            raise
         return self.out_proj(joined)
-
-    def attend(self, problem: Problem) -> Float[Tensor, "batch heads q_len v_head_dim"]:
-        """The heads of one call, before they are joined: what is watched, gated and replaced."""
-        return choose(problem, self.backend).run(problem)[0]
 
     def extra_repr(self) -> str:
         """Sizes for `print(model)`."""
-        shown = f"{self.embed_dim}, heads={self.heads}, head_dim={self.head_dim}"
-        shown += f", kv_heads={self.kv_heads}" if self.kv_heads != self.heads else ""
+        if len(self.groups) > 1:
+            shown = f"{self.embed_dim}, [{'; '.join(map(str, self.groups))}]"
+        else:
+            shown = f"{self.embed_dim}, heads={self.heads}, head_dim={self.head_dim}"
+            shown += f", kv_heads={self.kv_heads}" if self.kv_heads != self.heads else ""
         shown += f", dropout={self.dropout:g}" if self.dropout else ""
         return shown + (f", backend={self.backend!r}" if self.backend != "auto" else "")
 
-    def _heads(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        mask: Pattern | Tensor | None,
-        bias: Tensor | ALiBi | RelativeTable | None,
-        q_offset: int | None,
-    ) -> Tensor:
-        """The heads of one call, joined: (batch, q_len, heads * v_head_dim)."""
-        dropout = self.dropout if self.training else 0.0
-        problem = make_problem(q, k, v, mask=mask, bias=bias, dropout=dropout, q_offset=q_offset)
-        return self.attend(problem).transpose(1, 2).flatten(2)
+    @property
+    def _parts(self) -> list[GroupPart]:
+        return cast(list[GroupPart], list(self.parts))
 
-    def _inputs(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Keys and values with their defaults, checked against the queries."""
-        if key is None and value is not None:
-            raise MultiheadError(
-                asked="keys for the values",
-                arrived=f"key=None with value {tuple(value.shape)}",
-                remedy="pass the keys as well",
-            )
-        key = query if key is None else key
-        value = key if value is None else value
-        linears = {"query": self.q_proj, "key": self.k_proj, "value": self.v_proj}
-        given = {"query": query, "key": key, "value": value}
-        told = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in given.items())
-        for name, tensor in given.items():
-            width = linears[name].in_features
-            if tensor.ndim != 3 or tensor.shape[2] != width:
-                raise MultiheadError(
-                    asked=f"{name} (batch, length, {width})",
-                    arrived=told,
-                    remedy="pass inputs of this shape, batch first: `x[None]` for one sequence; the widths are set by "
-                    "embed_dim and kv_embed_dim",
-                )
-        if not query.shape[0] == key.shape[0] == value.shape[0] or key.shape[1] != value.shape[1]:
-            raise MultiheadError(
-                asked="one batch size for query, key and value, and one length for key and value",
-                arrived=told,
-                remedy="pass inputs as (batch, length, width): `x.transpose(0, 1)` where the length comes first",
-            )
-        return key, value
+    def _heads(self, call: Call, positions: Tensor | None) -> Tensor:
+        """The heads of all groups, joined: (batch, q_len, sum of heads * v_head_dim). New keys go into the cache."""
+        joined: list[Tensor] = []
+        q_pos = call.q_positions(positions)
+        for place, (part, (q, k, v)) in enumerate(zip(self._parts, self._projected(call), strict=True)):
+            q, late = part.normed(q, part.q_norm), part.turns_late
+            rotation = None if late else part.rotation(q_pos, q)
+            if k is not None:
+                k, k_pos = part.normed(k, part.k_norm), call.k_positions(q_pos)
+                # Angles are made once where queries and keys stand alike.
+                k = k if late else turned(k, rotation if k_pos is q_pos else part.rotation(k_pos, k))
+            k, v, first = call.kept(place, k, v, q.dtype)
+            if late:
+                length = call.seen(k.shape[2] + first, positions)
+                rotation = part.rotation(q_pos, q, length=length)
+                k_pos = call.late_positions(first, k.shape[2], q_pos)
+                k = turned(k, part.rotation(k_pos, k, length=length))
+            q = turned(q, rotation)
+            where = Where(place=place, groups=self.groups, kv_len=k.shape[2], first=first)
+            scoring = part.group.scoring
+            options: Options = {
+                "mask": call.mask_of(where),
+                "bias": call.bias_of(where, part.position_bias),
+                "scale": scoring.scale,
+                "softcap": scoring.softcap,
+                "normaliser": part.normaliser,
+                "q_offset": call.offset(first),
+            }
+            heads = self.attended((q, k, v), options)
+            joined.append(part.gated(call.query, heads.transpose(1, 2)).flatten(2))
+        return joined[0] if len(joined) == 1 else torch.cat(joined, -1)
 
+    def _projected(self, call: Call) -> list[tuple[Tensor, Tensor | None, Tensor | None]]:
+        """Queries, keys and values of each group, (batch, heads, length, width); no keys where the cache has them."""
+        query, key, value = call.query, call.key, call.value
+        if isinstance(fused := getattr(self, "qkv_proj", None), FusedProjection) and key is query and value is query:
+            q, k, v = fused(query)
+            pairs = zip(self._split(k, 1, 2), self._split(v, 1, 3), strict=True)
+        else:
+            q = self.project("q_proj", query)
+            pairs = self._keys_values(key, value) if key is not None and value is not None else repeat((None, None))
+        return [(q, k, v) for q, (k, v) in zip(self._split(q, 0, 2), pairs, strict=False)]
 
-def _split(joined: Tensor, heads: int) -> Tensor:
-    """(batch, length, heads * dim) as (batch, heads, length, dim), a view."""
-    return joined.unflatten(2, (heads, -1)).transpose(1, 2)
+    def _keys_values(self, key: Tensor, value: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of each group."""
+        k, v = self.project("k_proj", key), self.project("v_proj", value)
+        return list(zip(self._split(k, 1, 2), self._split(v, 1, 3), strict=True))
 
+    def widths(self) -> dict[str, int]:
+        """Input widths of query, key and value."""
+        fused = getattr(self, "qkv_proj", None)
+        linears = [fused] * 3 if isinstance(fused, FusedProjection) else [self.q_proj, self.k_proj, self.v_proj]
+        return {name: each.in_features for name, each in zip(("query", "key", "value"), linears, strict=True)}
 
-def _check_positive(sizes: Mapping[str, int]) -> None:
-    wrong = [f"{name}={size}" for name, size in sizes.items() if size < 1]
-    if wrong:
-        raise MultiheadError(
-            asked="sizes of at least 1", arrived=", ".join(wrong), remedy="for example embed_dim=512, heads=8"
-        )
+    def project(self, name: str, x: Tensor) -> Tensor:
+        """`q_proj`, `k_proj` or `v_proj` of an input (batch, length, width), whether the three are fused or not."""
+        fused = getattr(self, "qkv_proj", None)
+        return fused.part(name, x) if isinstance(fused, FusedProjection) else getattr(self, name)(x)
 
-
-def _head_dim(embed_dim: int, heads: int) -> int:
-    if embed_dim % heads:
-        raise MultiheadError(
-            asked="heads that divide embed_dim evenly",
-            arrived=f"embed_dim={embed_dim}, heads={heads}: {embed_dim} / {heads} = {embed_dim / heads:.4g}",
-            remedy=f"heads={_listed(_divisors(embed_dim), heads)}, or heads of another size with head_dim=",
-        )
-    return embed_dim // heads
-
-
-def _check_groups(heads: int, kv_heads: int) -> None:
-    if heads % kv_heads:
-        raise MultiheadError(
-            asked="kv_heads that divide heads evenly",
-            arrived=f"heads={heads}, kv_heads={kv_heads}",
-            remedy=f"kv_heads={_listed(_divisors(heads), kv_heads)}",
-        )
+    def _split(self, joined: Tensor, heads: int, width: int) -> list[Tensor]:
+        """(batch, length, all heads' numbers) as (batch, heads, length, width) for each group, views."""
+        if len(self.groups) == 1:
+            return [joined.unflatten(2, (self.groups[0].sizes[heads], -1)).transpose(1, 2)]
+        shapes = [(group.sizes[heads], group.sizes[width]) for group in self.groups]
+        parts = joined.split([count * size for count, size in shapes], 2)
+        return [part.unflatten(2, shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
-
-
-def _listed(numbers: list[int], near: int, *, most: int = 8) -> str:
-    """The numbers nearest to one, in order: `2, 4 or 8`."""
-    nearest = sorted(sorted(numbers, key=lambda n: abs(n - near))[:most])
-    *others, last = map(str, nearest)
-    return f"{', '.join(others)} or {last}" if others else last
-
-
-def _weights_of(module: nn.MultiheadAttention) -> dict[str, Tensor]:
-    """The weights of an nn.MultiheadAttention under our names, its packed ones taken apart."""
-    given = module.state_dict()
-    if "in_proj_weight" in given:
-        weights = given["in_proj_weight"].chunk(3)
-    else:
-        weights = tuple(given[f"{name}_proj_weight"] for name in "qkv")
-    named = {f"{name}_proj.weight": weight for name, weight in zip("qkv", weights, strict=True)}
-    if "in_proj_bias" in given:
-        named |= {f"{name}_proj.bias": bias for name, bias in zip("qkv", given["in_proj_bias"].chunk(3), strict=True)}
-    return named | {name: weight for name, weight in given.items() if name.startswith("out_proj.")}
+def _needed(group: HeadGroup) -> Kind:
+    """What a cache has to keep for a group: the last tokens where its mask looks back no further."""
+    left = None if group.mask is None else group.mask.reach[0]
+    return Full() if left is None else Sliding(max(left, 0) + 1)

@@ -38,10 +38,16 @@ class Library:
     Args:
         path: Its file.
         c: Its functions, typed as in `csrc/multihead.h`.
+        best: What `best_variant` answers; this and what follows never changes, and every call asks for it.
+        amx: What `has_amx` answers.
+        parallel: What `has_threads` answers.
     """
 
     path: Path
     c: ctypes.CDLL
+    best: Variant
+    amx: bool
+    parallel: bool
 
     def variants(self) -> tuple[Variant, ...]:
         """The variants that were compiled in and that this processor can run, the plainest first."""
@@ -50,15 +56,15 @@ class Library:
 
     def best_variant(self) -> Variant:
         """The variant that AUTO stands for on this processor."""
-        return Variant(self.c.mh_best_variant())
+        return self.best
 
     def has_amx(self) -> bool:
         """Whether the processor has tiles of bfloat16, which PyTorch's kernels use and this one does not."""
-        return bool(self.c.mh_has_amx())
+        return self.amx
 
     def has_threads(self) -> bool:
         """Whether the kernel was compiled for more than one thread."""
-        return bool(self.c.mh_has_threads())
+        return self.parallel
 
     def threads(self) -> int:
         """The number of threads to ask for: PyTorch's, where the kernel can have more than one."""
@@ -158,10 +164,17 @@ def open_library(path: Path) -> Library | str:
         if abi != ABI:
             return f"compiled kernel has interface {abi}, this package {ABI}: install multihead again"
         _declare(c)
+        if not int(c.mh_variants()):
+            return "compiled kernel has no variant for this processor"
+        return Library(
+            path=path,
+            c=c,
+            best=Variant(c.mh_best_variant()),
+            amx=bool(c.mh_has_amx()),
+            parallel=bool(c.mh_has_threads()),
+        )
     except (OSError, AttributeError) as fault:  # no library, or one without a function that is needed
         return f"compiled kernel cannot be loaded: {fault}"
-    library = Library(path=path, c=c)
-    return library if library.variants() else "compiled kernel has no variant for this processor"
 
 
 def _declare(c: ctypes.CDLL) -> None:

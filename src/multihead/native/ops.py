@@ -5,6 +5,8 @@ before it computes. It changes nothing it is given.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -70,10 +72,9 @@ def _forward(  # noqa: PLR0913 - everything of one call, as the kernel takes it
         MultiheadError: If the arguments do not fit together, a gradient is asked for, or there is no compiled kernel.
     """
     library = _library()
-    _check_inputs(q, k, v)
-    out, lse = _blank(q, v)
     given = (scale, softcap, q_offset, table_first)
     problem = pack_problem((q, k, v), mask, bias, sinks, given, (variant, threads or library.threads()))
+    out, lse = _blank(q, v)
     library.forward(problem, _tensor(out), lse.data_ptr() or None)
     return out, lse
 
@@ -101,34 +102,107 @@ def pack_problem(
     """
     q, k, v = tensors
     scale, softcap, q_offset, table_first = numbers
-    batch, heads, q_len, head_dim = q.shape
-    problem = CProblem(
-        ABI,
-        DTYPES[q.dtype],
-        *how,
-        batch,
-        heads,
-        k.shape[1],
-        q_len,
-        k.shape[2],
-        head_dim,
-        v.shape[3],
-        _tensor(q),
-        _tensor(k),
-        _tensor(v),
-        scale,
-        softcap,
-        q_offset,
+    problem = CProblem.from_buffer_copy(
+        _form(
+            (q.dtype, k.dtype, v.dtype),
+            (q.shape, k.shape, v.shape),
+            (q.stride(), k.stride(), v.stride()),
+            (scale, softcap, q_offset),
+            how,
+        )
     )
-    sizes = (batch, heads, q_len, k.shape[2])
+    problem.q.data, problem.k.data, problem.v.data = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    sizes = (problem.batch, problem.heads, problem.q_len, problem.kv_len)
     if mask:
         _fill_mask(problem.mask, mask, sizes)
     if bias:
         _fill_bias(problem.bias, bias, table_first, sizes)
     if 0 in sizes:  # a part may have no numbers, and so no address, and there is no pair for it to speak of
         problem.mask, problem.bias = CMask(), CBias()
-    problem.sinks = _address("sinks", sinks, torch.float32, (heads,))
+    if sinks is not None:
+        problem.sinks = _address("sinks", sinks, torch.float32, (sizes[1],))
     return problem
+
+
+_Three = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+@lru_cache(maxsize=1024)
+def _form(
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
+    shapes: _Three,
+    strides: _Three,
+    numbers: tuple[float, float, int],
+    how: tuple[int, int],
+) -> bytes:
+    """The struct of a problem without any address, checked.
+
+    A model makes the same calls over and over, in every layer: to check and to write their sizes takes longer than a
+    small kernel, and is done once.
+    """
+    _check_inputs(dtypes, shapes, strides)
+    (batch, heads, q_len, head_dim), (_, kv_heads, kv_len, _), (*_, v_head_dim) = shapes
+    sizes = (batch, heads, kv_heads, q_len, kv_len, head_dim, v_head_dim)
+    places = (CTensor(None, *steps[:3]) for steps in strides)
+    return bytes(CProblem(ABI, DTYPES[dtypes[0]], *how, *sizes, *places, *numbers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prepared:
+    """A call that is written down for the kernel but for the addresses of q, k and v, and checked.
+
+    Args:
+        form: The struct.
+        held: Tensors it points to.
+        size: Of the output.
+        steps: Its strides.
+        threads: At most so many, or 0 for as many as torch has.
+    """
+
+    form: bytes
+    held: Sequence[Tensor | None]
+    size: tuple[int, int, int, int]
+    steps: tuple[int, int, int, int]
+    threads: int
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The output of `native_forward` for other tensors of the same dtypes, sizes and strides.
+
+        Args:
+            q: Queries.
+            k: Keys.
+            v: Values.
+        """
+        library = _library()
+        problem = CProblem.from_buffer_copy(self.form)
+        problem.threads = self.threads or library.threads()
+        problem.q.data, problem.k.data, problem.v.data = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        out = q.new_empty_strided(self.size, self.steps)
+        library.forward(problem, CTensor(out.data_ptr(), *self.steps[:3]), None)
+        return out
+
+
+def prepare(
+    tensors: tuple[Tensor, Tensor, Tensor],
+    mask: Sequence[Tensor | None],
+    numbers: tuple[float, float, int],
+    how: tuple[int, int],
+) -> Prepared:
+    """A call without bias and sinks, prepared.
+
+    Args:
+        tensors: q, k and v, whose columns follow one another.
+        mask: See `native_forward`.
+        numbers: scale, softcap, q_offset.
+        how: Variant and threads.
+
+    Raises:
+        MultiheadError: If the arguments do not fit together.
+    """
+    problem = pack_problem(tensors, mask, [], None, (*numbers, 0), how)
+    problem.q.data = problem.k.data = problem.v.data = None
+    size, steps = _laid_out(tensors[0], tensors[2])
+    return Prepared(form=bytes(problem), held=tuple(mask), size=size, steps=steps, threads=how[1])
 
 
 def _library() -> Library:
@@ -143,33 +217,37 @@ def _library() -> Library:
 
 
 def _blank(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Where results go; joining the heads of a token then needs no copy."""
-    (batch, heads, q_len, _), size = q.shape, v.shape[3]
-    steps = (q_len * heads * size, size, heads * size, 1)
-    out = q.new_empty_strided((batch, heads, q_len, size), steps)
-    return out, q.new_empty((batch, heads, q_len), dtype=torch.float32)
+    """Where results go."""
+    size, steps = _laid_out(q, v)
+    return q.new_empty_strided(size, steps), q.new_empty(size[:3], dtype=torch.float32)
+
+
+def _laid_out(q: Tensor, v: Tensor) -> tuple[Any, Any]:
+    """Size and strides of an output: joining the heads of a token then needs no copy."""
+    (batch, heads, q_len, _), width = q.shape, v.shape[3]
+    return (batch, heads, q_len, width), (q_len * heads * width, width, heads * width, 1)
 
 
 def _tensor(x: Tensor) -> CTensor:
     return CTensor(x.data_ptr(), *x.stride()[:3])
 
 
-def _check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
-    fits = q.ndim == k.ndim == v.ndim == 4 and k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0]
-    fits = fits and q.shape[3] == k.shape[3] and q.shape[1] % max(k.shape[1], 1) == 0
-    if not fits or (q.shape[1] > 0 and k.shape[1] == 0) or max(q.shape[3], v.shape[3]) > WIDEST:
+def _check_inputs(dtypes: Sequence[torch.dtype], shapes: _Three, strides: _Three) -> None:
+    q, k, v = shapes
+    fits = len(q) == len(k) == len(v) == 4 and k[:3] == v[:3] and q[0] == k[0]
+    fits = fits and q[3] == k[3] and q[1] % max(k[1], 1) == 0
+    if not fits or (q[1] > 0 and k[1] == 0) or max(q[3], v[3]) > WIDEST:
         raise _refused(
             "q (batch, heads, q_len, head_dim), k (batch, kv_heads, kv_len, head_dim) and v (batch, kv_heads, kv_len, "
             f"v_head_dim), kv_heads a divisor of heads, head_dim and v_head_dim up to {WIDEST}",
-            f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}",
+            f"q {tuple(q)}, k {tuple(k)}, v {tuple(v)}",
         )
-    if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:
-        raise _refused(
-            "q, k and v of one dtype: float32, bfloat16 or float16", f"q {q.dtype}, k {k.dtype}, v {v.dtype}"
-        )
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.stride(3) != 1 and x.shape[3] > 1 and x.numel() > 0:
-            raise _refused(f"{name} whose columns follow one another", f"a stride of {x.stride(3)} between them")
+    if dtypes[0] not in DTYPES or len(set(dtypes)) > 1:
+        told = ", ".join(f"{name} {dtype}" for name, dtype in zip("qkv", dtypes, strict=True))
+        raise _refused("q, k and v of one dtype: float32, bfloat16 or float16", told)
+    for name, shape, steps in zip("qkv", shapes, strides, strict=True):
+        if steps[3] != 1 and shape[3] > 1 and 0 not in shape:
+            raise _refused(f"{name} whose columns follow one another", f"a stride of {steps[3]} between them")
 
 
 def _fill_mask(c: CMask, parts: Sequence[Tensor | None], sizes: tuple[int, int, int, int]) -> None:
@@ -179,7 +257,7 @@ def _fill_mask(c: CMask, parts: Sequence[Tensor | None], sizes: tuple[int, int, 
     window, q_ids, k_ids, keep, dense, *tiles = parts
     batch, heads, q_len, kv_len = sizes
     if window is not None:
-        c.window = _address("window", window, torch.int64, (batch, heads, 2))
+        c.window = _address("window", window, torch.int64, (batch, heads, 2), free=2)
         c.window_head = 0 if window.shape[1] == 1 else 1
         c.window_batch = 0 if window.shape[0] == 1 else window.shape[1]
     if q_ids is not None or k_ids is not None:
@@ -188,7 +266,7 @@ def _fill_mask(c: CMask, parts: Sequence[Tensor | None], sizes: tuple[int, int, 
     if keep is not None:
         c.keep, c.keep_batch = _line("keep", keep, torch.bool, (batch, kv_len))
     if dense is not None:
-        _check("dense mask", dense, (torch.bool,), sizes)
+        _check("dense mask", dense, (torch.bool,), sizes, free=4)
         c.dense = dense.data_ptr()
         c.dense_batch, c.dense_head, c.dense_row, c.dense_col = _steps(dense)
     if tiles != [None, None, None]:
@@ -198,8 +276,8 @@ def _fill_mask(c: CMask, parts: Sequence[Tensor | None], sizes: tuple[int, int, 
 def _fill_map(c: CMask, tiles: Sequence[Tensor | None], sizes: tuple[int, int, int, int]) -> None:
     classes, index, bits = tiles
     grid = (*sizes[:2], -(-sizes[2] // TILE), -(-sizes[3] // TILE))
-    c.tile_class = _address("tile_class", classes, torch.int8, grid)
-    c.tile_index = _address("tile_index", index, torch.int32, grid)
+    c.tile_class = _address("tile_class", classes, torch.int8, grid, free=2)
+    c.tile_index = _address("tile_index", index, torch.int32, grid, free=2)
     if classes is None or index is None or bits is None or classes.shape != index.shape:
         raise _refused(
             "a tile map: tile_class and tile_index of one shape, and tile_bits",
@@ -223,16 +301,18 @@ def _fill_bias(c: CBias, parts: Sequence[Tensor | None], first: int, sizes: tupl
         c.table = _address("table", table, torch.float32, (heads, max(table.shape[-1], 1) if table.ndim else 1))
         c.table_first, c.table_len = first, table.shape[1]
     if dense is not None:
-        _check("dense bias", dense, tuple(DTYPES), sizes)
+        _check("dense bias", dense, tuple(DTYPES), sizes, free=4)
         c.dense, c.dense_dtype = dense.data_ptr(), DTYPES[dense.dtype]
         c.dense_batch, c.dense_head, c.dense_row, c.dense_col = _steps(dense)
 
 
-def _address(name: str, part: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) -> int | None:
+def _address(
+    name: str, part: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], *, free: int = 0
+) -> int | None:
     """Where a tensor without gaps begins."""
     if part is None:
         return None
-    _check(name, part, (dtype,), shape)
+    _check(name, part, (dtype,), shape, free=free)
     if not part.is_contiguous():
         raise _refused(f"{name} without gaps between its numbers", f"strides {part.stride()}")
     return part.data_ptr()
@@ -242,19 +322,24 @@ def _line(name: str, part: Tensor | None, dtype: torch.dtype, shape: tuple[int, 
     """Where a row of numbers for each batch row begins, and how far apart they are."""
     if part is None:
         raise _refused("ids of queries and of keys together", f"no {name}")
-    _check(name, part, (dtype,), shape)
+    _check(name, part, (dtype,), shape, free=1)
     if part.stride(1) != 1 and part.shape[1] > 1 and part.numel() > 0:
         raise _refused(f"{name} whose numbers follow one another", f"a stride of {part.stride(1)} between them")
     return part.data_ptr(), 0 if part.shape[0] == 1 else part.stride(0)
 
 
-def _check(name: str, part: Tensor, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...]) -> None:
-    """Refuses a tensor of another dtype, or one whose shape does not broadcast to the one asked for."""
-    fits = part.ndim == len(shape) and all(have in (1, want) for have, want in zip(part.shape, shape, strict=True))
-    # What a row, a map or a list of keys is made of is not broadcast: only a batch, heads and dense numbers are.
-    free = 4 if name.startswith("dense") else 0 if len(shape) == 1 or name in ("table", "tile_bits") else len(shape) - 1
-    free = 2 if name.startswith("tile_") and len(shape) == 4 else free
-    if not fits or part.shape[free:] != shape[free:] or part.dtype not in dtypes or part.device.type != "cpu":
+def _check(name: str, part: Tensor, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...], *, free: int) -> None:
+    """Refuses a tensor of another dtype or shape; the first `free` sizes may be 1 instead, one for all.
+
+    What a row, a map or a list of keys is made of is not broadcast: only a batch, heads and dense numbers are.
+    """
+    have = part.shape
+    fits = have == shape or (
+        len(have) == len(shape)
+        and have[free:] == shape[free:]
+        and all(size in (1, want) for size, want in zip(have[:free], shape, strict=False))
+    )
+    if not fits or part.dtype not in dtypes or not part.is_cpu:
         wanted = ", ".join(f"{size}" if place >= free else f"{size} or 1" for place, size in enumerate(shape))
         kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise _refused(f"{name} of shape ({wanted}), {kinds}, on the CPU", _told(part))
@@ -295,13 +380,25 @@ def _without_gradients(*given: Any) -> tuple[Tensor, Tensor]:
     return unrecorded(*given)
 
 
+def watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether something of torch has to see an operator on these tensors: then it must not be called by itself.
+
+    Args:
+        q: Queries: of a class of their own, or numbers that are not what lies in memory.
+        k: Keys.
+        v: Values.
+    """
+    if not (type(q) is type(k) is type(v) is Tensor) or q.is_neg() or k.is_neg() or v.is_neg():
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0  # pyright: ignore[reportPrivateUsage] - it has no public name
+
+
 def unrecorded(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     """The operator for tensors that no gradient is asked of. Where nothing of torch looks on, it is called by itself.
 
     That spares half of the time a call takes beside the kernel, which counts where text is written a token at a time.
     """
-    plain = all(type(x) is Tensor and not x.is_neg() for x in (q, k, v))
-    if plain and torch._C._len_torch_dispatch_stack() == 0:  # pyright: ignore[reportPrivateUsage] - no public name
+    if not watched(q, k, v):
         return _forward(q, k, v, *others)
     with torch._C._AutoDispatchBelowAutograd():  # pyright: ignore[reportPrivateUsage] - it has no public name
         return native_forward(q, k, v, *others)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from multihead.error import MultiheadError
 from multihead.pattern.check import merged_batch, merged_heads, whole
-from multihead.pattern.held import Held
-from multihead.pattern.law import Bounds, Facts, Tile, beyond, farthest, nearest, shifted_bounds
+from multihead.pattern.held import HeldRule, Kept, PairRule
+from multihead.pattern.law import Bounds, Facts, Tile, beyond, farthest, nearest, shifted_bounds, together
 from multihead.pattern.show import Shown, Spot
 
 # How tightly a form binds in text: an operand that binds less is put in parentheses.
@@ -42,17 +42,21 @@ class Pattern(Shown):
         """What equality and hash are made of."""
         return self._text()
 
-    def _held(self) -> tuple[Held, ...]:
-        """The tensors inside."""
+    def _held(self) -> tuple[Kept, ...]:
+        """The tensors and functions inside."""
         return ()
 
-    def _offsets(self) -> frozenset[int]:
-        """Shifts of the parts that depend on the query position."""
-        return frozenset({0}) if self.positional else frozenset()
+    def _offsets(self) -> frozenset[tuple[int, int]]:
+        """Shifts of queries and keys of the parts that depend on the query position, or are shifted."""
+        return frozenset({(0, 0)}) if self.positional else frozenset()
 
-    def _shifted(self, offset: int) -> "Pattern":
-        """`at` for an offset that is checked and not 0, of a pattern with positions."""
-        return Shifted(self, offset)
+    def _shifted(self, q_offset: int, k_offset: int) -> "Pattern":
+        """`at` for offsets that are checked, 0 for queries that do not matter."""
+        if self.period is not None:
+            # Both positions can be moved back by whole periods: one form for what is the same set.
+            whole_periods = k_offset - k_offset % self.period
+            q_offset, k_offset = q_offset - whole_periods if self.positional else 0, k_offset - whole_periods
+        return Shifted(self, q_offset, k_offset) if q_offset or k_offset else self
 
     def _operand(self, binds: int) -> str:
         """The text form as an operand of something that binds as tightly as this."""
@@ -88,8 +92,16 @@ class Pattern(Shown):
         return self.batch is None and self.heads is None and not self._held()
 
     @property
-    def data(self) -> dict[str, Tensor]:
-        """Copies of the tensors held, by the content hash that stands for them in the text form.
+    def functions(self) -> tuple[str, ...]:
+        """Names of the functions in it (`from_callable`), of which nothing is known before they are asked."""
+        return tuple(held.name for held in self._held() if isinstance(held, HeldRule))
+
+    @property
+    def data(self) -> dict[str, Tensor | PairRule]:
+        """Copies of the tensors held, by the hash that stands for them in the text form, and functions by their name.
+
+        Raises:
+            MultiheadError: Two functions have the same name.
 
         Example:
             >>> import torch
@@ -98,26 +110,45 @@ class Pattern(Shown):
             >>> parse_pattern(str(p), data=p.data) == p
             True
         """
-        return {held.name: held.copy() for held in self._held()}
+        found: dict[str, Tensor | PairRule] = {}
+        for held in self._held():
+            given = held.copy()
+            if callable(given) and found.get(held.name, given) is not given:
+                raise MultiheadError(
+                    asked="the data of a pattern, each function under a name of its own",
+                    arrived=f"two functions called #{held.name}",
+                    remedy="tell them apart: from_callable(rule, name=...)",
+                )
+            found[held.name] = given
+        return found
 
-    def at(self, *, q_offset: int) -> "Pattern":
-        """The pattern with query positions shifted: `p.at(q_offset=s).allows(q, k)` is `p.allows(q + s, k)`.
+    def at(self, *, q_offset: int = 0, k_offset: int = 0) -> "Pattern":
+        """The pattern with positions shifted: `p.at(q_offset=s, k_offset=t).allows(q, k)` is `p.allows(q + s, k + t)`.
 
-        A pattern that does not depend on the query position returns itself.
+        A cache that hands over the keys from position `first` on as keys 0, 1, ... attends within `p.at(q_offset=first,
+        k_offset=first)`, its queries counted from there too. A pattern that a shift does not change returns itself: one
+        without query positions (padding, listed keys) for queries; one of the distance alone (causal, windows,
+        `dilated`) for both shifted alike, and shifting its keys is shifting its queries the other way; chunks for whole
+        chunks.
 
         Args:
             q_offset: What is added to every query position; may be negative.
+            k_offset: What is added to every key position; may be negative.
 
         Raises:
-            MultiheadError: The offset is no whole number, or beyond 2**40.
+            MultiheadError: An offset is no whole number, or beyond 2**40.
 
         Example:
-            >>> from multihead.pattern import causal
+            >>> from multihead.pattern import causal, prefix
             >>> print(causal().at(q_offset=2).at(q_offset=3))
             causal.at(5)
+            >>> print((causal() & prefix(9)).at(q_offset=4, k_offset=4))
+            causal & prefix(9).at(4, 4)
         """
-        offset = whole(q_offset, asked="q_offset: what is added to query positions")
-        return self._shifted(offset) if offset and self.positional else self
+        q = whole(q_offset, asked="q_offset: what is added to query positions")
+        k = whole(k_offset, asked="k_offset: what is added to key positions")
+        q = q if self.positional else 0
+        return self._shifted(q, k) if q or k else self
 
     def __and__(self, other: "Pattern") -> "Pattern":
         return self._joined(_AND, other)
@@ -144,10 +175,12 @@ class Pattern(Shown):
 
     def __str__(self) -> str:
         shifts = self._offsets()
-        if self._binds not in (AND, OR) or len(shifts) != 1 or 0 in shifts:
+        if self._binds not in (AND, OR) or len(shifts) != 1:
             return self._text()
-        (shift,) = shifts
-        return f"({self._shifted(-shift)._text()}).at({shift})"
+        ((queries, keys),) = shifts
+        if keys or not queries:
+            return self._text()
+        return f"({self._shifted(-queries, 0)._text()}).at({queries})"
 
     def __repr__(self) -> str:
         return f"<pattern {self}>"
@@ -161,8 +194,8 @@ class Constant(Pattern):
 
     def _facts(self) -> Facts:
         if self.tile_class is Tile.FULL:
-            return Facts(positional=False, window=(None, None))
-        return Facts(positional=False, reach=(0, 0))
+            return Facts(positional=False, window=(None, None), period=1)
+        return Facts(positional=False, reach=(0, 0), period=1)
 
     def _contains(self, q: Int[Tensor, "_ 1 rows 1"], k: Int[Tensor, "_ 1 1 cols"]) -> Bool[Tensor, "_ _ _ _"]:
         return torch.full((1, 1, 1, 1), self.tile_class is Tile.FULL, device=q.device)
@@ -182,39 +215,40 @@ EVERYTHING, NOTHING = Constant(Tile.FULL), Constant(Tile.SKIP)
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Shifted(Pattern):
-    """One pattern that is no `&`, `|` or `~`, with its queries shifted; `at` pushes shifts down to here."""
+    """One pattern that is no `&`, `|` or `~`, with its positions shifted; `at` pushes shifts down to here."""
 
     part: Pattern
-    offset: int
+    queries: int
+    keys: int
 
     def _facts(self) -> Facts:
-        facts = self.part._facts()
-        window = None if facts.window is None else shifted_bounds(facts.window, self.offset)
-        return facts._replace(reach=shifted_bounds(facts.reach, self.offset), window=window)
+        facts, offset = self.part._facts(), self.queries - self.keys
+        window = None if facts.window is None else shifted_bounds(facts.window, offset)
+        return facts._replace(reach=shifted_bounds(facts.reach, offset), window=window)
 
     def _contains(self, q: Int[Tensor, "_ 1 rows 1"], k: Int[Tensor, "_ 1 1 cols"]) -> Bool[Tensor, "_ _ _ _"]:
-        return self.part._contains(q + self.offset, k)
+        return self.part._contains(q + self.queries, k + self.keys)
 
     def _classify(self, rows: Int[Tensor, " rows"], cols: Int[Tensor, " cols"]) -> Int8[Tensor, "_ _ _ _"]:
-        return self.part._classify(rows + self.offset, cols)
+        return self.part._classify(rows + self.queries, cols + self.keys)
 
     def _text(self) -> str:
-        return f"{self.part._text()}.at({self.offset})"
+        return f"{self.part._text()}.at({self.queries}{f', {self.keys}' if self.keys else ''})"
 
     def _identity(self) -> object:
-        return (self.part, self.offset)
+        return (self.part, self.queries, self.keys)
 
-    def _held(self) -> tuple[Held, ...]:
+    def _held(self) -> tuple[Kept, ...]:
         return self.part._held()
 
-    def _offsets(self) -> frozenset[int]:
-        return frozenset({self.offset})
+    def _offsets(self) -> frozenset[tuple[int, int]]:
+        return frozenset({(self.queries, self.keys)})
 
-    def _shifted(self, offset: int) -> Pattern:
-        return self.part.at(q_offset=self.offset + offset)
+    def _shifted(self, q_offset: int, k_offset: int) -> Pattern:
+        return self.part.at(q_offset=self.queries + q_offset, k_offset=self.keys + k_offset)
 
     def _detail(self, spot: Spot) -> str:
-        moved = Spot(query=spot.query + self.offset, key=spot.key, batch=spot.batch, head=spot.head)
+        moved = Spot(query=spot.query + self.queries, key=spot.key + self.keys, batch=spot.batch, head=spot.head)
         return self.part._detail(moved)
 
 
@@ -242,14 +276,14 @@ class Not(Pattern):
     def _identity(self) -> object:
         return self.part
 
-    def _held(self) -> tuple[Held, ...]:
+    def _held(self) -> tuple[Kept, ...]:
         return self.part._held()
 
-    def _offsets(self) -> frozenset[int]:
+    def _offsets(self) -> frozenset[tuple[int, int]]:
         return self.part._offsets()
 
-    def _shifted(self, offset: int) -> Pattern:
-        return ~self.part.at(q_offset=offset)
+    def _shifted(self, q_offset: int, k_offset: int) -> Pattern:
+        return ~self.part.at(q_offset=q_offset, k_offset=k_offset)
 
     def _words(self, spot: Spot) -> str:
         inner = self.part._detail(spot) if self.part._binds == ATOM else f" ({self.part._words(spot)})"
@@ -273,6 +307,7 @@ class Join(Pattern):
             positional=any(fact.positional for fact in facts),
             reach=self._bounds([fact.reach for fact in facts]),
             window=self._window([fact.window for fact in facts]),
+            period=together([fact.period for fact in facts]),
         )
 
     def _bounds(self, bounds: Sequence[Bounds]) -> Bounds:
@@ -301,14 +336,14 @@ class Join(Pattern):
     def _identity(self) -> object:
         return frozenset(self.parts)
 
-    def _held(self) -> tuple[Held, ...]:
+    def _held(self) -> tuple[Kept, ...]:
         return tuple(held for part in self.parts for held in part._held())
 
-    def _offsets(self) -> frozenset[int]:
-        return frozenset[int]().union(*(part._offsets() for part in self.parts))
+    def _offsets(self) -> frozenset[tuple[int, int]]:
+        return frozenset[tuple[int, int]]().union(*(part._offsets() for part in self.parts))
 
-    def _shifted(self, offset: int) -> Pattern:
-        return type(self)(tuple(part.at(q_offset=offset) for part in self.parts))
+    def _shifted(self, q_offset: int, k_offset: int) -> Pattern:
+        return type(self)(tuple(part.at(q_offset=q_offset, k_offset=k_offset) for part in self.parts))
 
     def _words(self, spot: Spot) -> str:
         # One part outside decides `&`, one inside decides `|`; otherwise all of them together do.

@@ -10,8 +10,8 @@ from torch import Tensor
 from multihead.error import MultiheadError
 from multihead.pattern.algebra import Pattern
 from multihead.pattern.check import merged_batch
-from multihead.pattern.held import Held
-from multihead.pattern.law import Facts, farthest
+from multihead.pattern.held import Kept
+from multihead.pattern.law import Facts, farthest, together
 from multihead.pattern.show import Spot
 
 
@@ -29,6 +29,7 @@ class PerHead(Pattern):
             positional=any(fact.positional for fact in facts),
             reach=(farthest([fact.reach[0] for fact in facts]), farthest([fact.reach[1] for fact in facts])),
             window=facts[0].window if all(fact.window == facts[0].window for fact in facts) else None,
+            period=together([fact.period for fact in facts]),
         )
 
     def _contains(self, q: Int[Tensor, "_ 1 rows 1"], k: Int[Tensor, "_ 1 1 cols"]) -> Bool[Tensor, "_ _ _ _"]:
@@ -43,14 +44,14 @@ class PerHead(Pattern):
     def _identity(self) -> object:
         return self.parts
 
-    def _held(self) -> tuple[Held, ...]:
+    def _held(self) -> tuple[Kept, ...]:
         return tuple(held for part in self.parts for held in part._held())
 
-    def _offsets(self) -> frozenset[int]:
-        return frozenset[int]().union(*(part._offsets() for part in self.parts))
+    def _offsets(self) -> frozenset[tuple[int, int]]:
+        return frozenset[tuple[int, int]]().union(*(part._offsets() for part in self.parts))
 
-    def _shifted(self, offset: int) -> Pattern:
-        return PerHead(tuple(part.at(q_offset=offset) for part in self.parts))
+    def _shifted(self, q_offset: int, k_offset: int) -> Pattern:
+        return PerHead(tuple(part.at(q_offset=q_offset, k_offset=k_offset) for part in self.parts))
 
     def _words(self, spot: Spot) -> str:
         return self.parts[spot.head]._words(spot)

@@ -1,12 +1,39 @@
-"""A tensor held by a pattern: copied once, never changed, looked up at absolute positions, named by its content."""
+"""What a pattern holds: tensors, copied once, never changed, named by their content; and functions, by a name."""
 
 import hashlib
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from multihead.error import MultiheadError
+
+# Says which pairs are in a pattern: (query positions, key positions) -> truth values.
+PairRule = Callable[[Tensor, Tensor], Tensor]
+
+
+class HeldRule:
+    """A function held by a pattern, known by its identity alone: what it does cannot be compared or hashed.
+
+    Args:
+        rule: The function.
+        name: What it is called in text.
+    """
+
+    __slots__ = ("name", "rule")
+
+    def __init__(self, rule: PairRule, name: str) -> None:
+        self.rule = rule
+        self.name = name
+
+    def copy(self) -> PairRule:
+        """The function itself."""
+        return self.rule
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "HeldRule":
+        # A copy of what the function is bound to would be another function.
+        return self
 
 
 class Held:
@@ -114,3 +141,7 @@ class Held:
                 arrived=f"length {self.length}",
                 remedy="pass one value for every position of the whole sequence, cached ones and new ones included",
             )
+
+
+# What stands in the text form of a pattern as #name.
+Kept = Held | HeldRule

@@ -1,5 +1,6 @@
 """What a set of (query, key) pairs must answer: is this pair in it, what is in this tile, how far does it reach."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import IntEnum
@@ -10,7 +11,7 @@ from jaxtyping import Bool, Int, Int8
 from torch import Tensor
 
 from multihead.error import MultiheadError
-from multihead.pattern.check import merged, positions, whole
+from multihead.pattern.check import LIMIT, merged, positions, whole
 
 Bounds = tuple[int | None, int | None]
 
@@ -31,6 +32,7 @@ class Facts(NamedTuple):
     positional: bool = True
     reach: Bounds = (None, None)
     window: Bounds | None = None
+    period: int | None = None
 
 
 class Law(ABC):
@@ -77,6 +79,15 @@ class Law(ABC):
         Kernels that know causal masks and windows ask this. Where `left < -right` the pattern is empty.
         """
         return self._facts().window
+
+    @property
+    def period(self) -> int | None:
+        """A step by which both positions can be moved without a change; None where none is known.
+
+        1 for patterns of the distance alone, the size of a chunk for chunks. Tiles that lie whole periods apart on a
+        diagonal are alike, and are looked into once.
+        """
+        return self._facts().period
 
     def allows(self, q_pos: Int[Tensor, "..."], k_pos: Int[Tensor, "..."]) -> Bool[Tensor, "batch heads q_len kv_len"]:
         """The law: which pairs of these absolute positions are in the pattern.
@@ -197,7 +208,8 @@ def grade(none: Bool[Tensor, "*shape"], every: Bool[Tensor, "*shape"]) -> Int8[T
 
 def nearest(bounds: Sequence[int | None]) -> int | None:
     """The bound of what is within all bounds."""
-    return min((bound for bound in bounds if bound is not None), default=None)
+    known = [bound for bound in bounds if bound is not None]
+    return min(known) if known else None
 
 
 def farthest(bounds: Sequence[int | None]) -> int | None:
@@ -206,8 +218,15 @@ def farthest(bounds: Sequence[int | None]) -> int | None:
     return max(known) if len(known) == len(bounds) else None
 
 
+def together(periods: Sequence[int | None]) -> int | None:
+    """The period of what is made of parts with these periods."""
+    known = [period for period in periods if period is not None]
+    shared = math.lcm(*known)
+    return shared if len(known) == len(periods) and shared <= LIMIT else None
+
+
 def shifted_bounds(bounds: Bounds, offset: int) -> Bounds:
-    """Bounds as seen from queries that stand `offset` before those they are for."""
+    """Bounds as seen from pairs whose distance is `offset` less than that of those they are for."""
     left, right = bounds
     return (None if left is None else left - offset, None if right is None else right + offset)
 

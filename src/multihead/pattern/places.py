@@ -10,15 +10,15 @@ from torch import Tensor
 from multihead.error import MultiheadError
 from multihead.pattern.algebra import Pattern
 from multihead.pattern.check import is_whole, whole
+from multihead.pattern.formed import Formed
 from multihead.pattern.held import Held
 from multihead.pattern.law import Bounds, Facts, grade
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Places(Pattern):
+class Places(Formed):
     """Rows and columns, or only columns, of listed positions."""
 
-    form: str
     listed: Held
     rows_too: bool
 
@@ -38,9 +38,6 @@ class Places(Pattern):
             by_row = torch.bucketize(rows, listed).diff()[:, None]
             none, every = none & (by_row == 0), every | (by_row == rows.diff()[:, None])
         return grade(none, every)[None, None]
-
-    def _text(self) -> str:
-        return self.form
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

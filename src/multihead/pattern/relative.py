@@ -7,19 +7,19 @@ from torch import Tensor
 
 from multihead.pattern.algebra import EVERYTHING, NOTHING, Pattern
 from multihead.pattern.check import whole
+from multihead.pattern.formed import Formed
 from multihead.pattern.law import Facts, grade
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Relative(Pattern):
-    """low <= query - key <= high, None = no bound; `form` is how it was asked for."""
+class Relative(Formed):
+    """low <= query - key <= high, None = no bound."""
 
-    form: str
     low: int
     high: int | None
 
     def _facts(self) -> Facts:
-        return Facts(reach=(self.high, -self.low), window=(self.high, -self.low))
+        return Facts(reach=(self.high, -self.low), window=(self.high, -self.low), period=1)
 
     def _contains(self, q: Int[Tensor, "_ 1 rows 1"], k: Int[Tensor, "_ 1 1 cols"]) -> Bool[Tensor, "_ _ _ _"]:
         distance = q - k
@@ -33,9 +33,6 @@ class Relative(Pattern):
         if self.high is not None:
             none, every = none | (least > self.high), every & (most <= self.high)
         return grade(none, every)[None, None]
-
-    def _text(self) -> str:
-        return self.form
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

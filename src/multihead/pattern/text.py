@@ -2,20 +2,19 @@
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from multihead.error import MultiheadError
 from multihead.pattern.algebra import Pattern
-from multihead.pattern.heads import per_head
-from multihead.pattern.held import Held
-from multihead.pattern.places import global_tokens, keys_at, pairs_table
-from multihead.pattern.relative import band, causal, distance, everything, nothing, prefix, sliding_window
-from multihead.pattern.tokens import after_same_token, document, padding, same_token
+from multihead.pattern.form import FORMS, Form
+from multihead.pattern.held import Held, HeldRule, PairRule
 
-_TOKEN = re.compile(r"(?P<number>-?\d+)|(?P<name>[A-Za-z_]\w*)|#(?P<data>\w+)|(?P<sign>[][&|~(),.])", re.ASCII)
+_TOKEN = re.compile(
+    r"(?P<decimal>-?\d+\.\d+)|(?P<number>-?\d+)|(?P<name>[A-Za-z_]\w*)|#(?P<data>\w+)|(?P<sign>[][&|~(),.])", re.ASCII
+)
 _SPACE = re.compile(r"\s*", re.ASCII)
 _CONTENT = re.compile(r"[0-9a-f]{8}")
 # Deeper than anything a person writes, and far from the depth at which Python gives up.
@@ -30,56 +29,18 @@ class _Token:
     start: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """What stands in the parentheses of one pattern: kinds that must, kinds that may, one kind that may repeat."""
-
-    build: Callable[..., Pattern]
-    must: tuple[str, ...] = ()
-    may: tuple[str, ...] = ()
-    repeat: str | None = None
-
-    def fits(self, kinds: list[str]) -> bool:
-        if self.repeat is not None:
-            return bool(kinds) and set(kinds) == {self.repeat}
-        return tuple(kinds) in {self.must, self.must + self.may}
-
-    def __str__(self) -> str:
-        if self.repeat is not None:
-            return f"{self.repeat}, ..."
-        return ", ".join((*self.must, *(f"[{kind}]" for kind in self.may))) or "no arguments"
-
-
-_FORMS = {
-    "causal": _Form(causal),
-    "everything": _Form(everything),
-    "nothing": _Form(nothing),
-    "sliding_window": _Form(sliding_window, ("number",)),
-    "band": _Form(band, ("number", "number")),
-    "prefix": _Form(prefix, ("number",)),
-    "distance": _Form(distance, ("number",)),
-    "global_tokens": _Form(global_tokens, ("list",)),
-    "keys_at": _Form(keys_at, ("list",)),
-    "document": _Form(lambda ids, keys=None: document(ids, keys=keys), ("#data",), ("#data",)),
-    "same_token": _Form(lambda ids, keys=None: same_token(ids, keys=keys), ("#data",), ("#data",)),
-    "after_same_token": _Form(lambda ids, keys=None: after_same_token(ids, keys=keys), ("#data",), ("#data",)),
-    "padding": _Form(padding, ("#data",)),
-    "pairs": _Form(lambda table, rows=None: pairs_table(table, rows=rows), ("#data",), ("number",)),
-    "per_head": _Form(lambda *parts: per_head(parts), repeat="pattern"),
-}
-
-
-def parse_pattern(text: str, data: Mapping[str, Tensor] | None = None) -> Pattern:
+def parse_pattern(text: str, data: Mapping[str, Tensor | PairRule] | None = None) -> Pattern:
     """Read a pattern from its text form: `parse_pattern(str(p), p.data) == p`.
 
-    `~` binds tighter than `&`, `&` tighter than `|`; parentheses group; `.at(n)` shifts the queries of what it follows
-    and binds tightest. Names are those of the factories, without parentheses where there are no arguments. Nothing is
-    evaluated: what is no pattern is an error.
+    `~` binds tighter than `&`, `&` tighter than `|`; parentheses group; `.at(n)` shifts the queries of what it follows,
+    `.at(n, m)` its queries and keys, and binds tightest. Names are those of the factories, without parentheses where
+    there are no arguments. Nothing is evaluated: what is no pattern is an error.
 
     Args:
         text: The text form.
         data: The tensors behind `#name`. A name of 8 hexadecimal digits is the content hash that `str` prints, and the
-            tensor must have that content; any other name is yours to choose.
+            tensor must have that content; any other name is yours to choose. The functions behind `callable(#name)`:
+            what a function does is in no text, so that the one that was printed has to be given.
 
     Raises:
         MultiheadError: The text is no pattern, with the place of the fault; a tensor is missing or has other content.
@@ -128,7 +89,7 @@ class _Reader:
     """Recursive descent, one method a level of binding."""
 
     text: str
-    data: dict[str, Tensor]
+    data: dict[str, Tensor | PairRule]
     tokens: list[_Token] = field(init=False)
     place: int = 0
     depth: int = 0
@@ -174,12 +135,15 @@ class _Reader:
     def shift(self, pattern: Pattern) -> Pattern:
         """What follows the dot."""
         if self.tokens[self.place].text != "at":
-            raise self.fault(self.tokens[self.place], "after a dot write at(n), the shift of the queries")
+            raise self.fault(
+                self.tokens[self.place], "after a dot write at(n), the shift of the queries, or at(n, m), m of the keys"
+            )
         self.place += 1
         self.expect("(")
-        offset = self.number()
+        queries = self.number()
+        keys = self.number() if self.accept(",") else 0
         self.expect(")")
-        return pattern.at(q_offset=offset)
+        return pattern.at(q_offset=queries, k_offset=keys)
 
     def atom(self) -> Pattern:
         """A name with its arguments, or a group."""
@@ -190,14 +154,14 @@ class _Reader:
             return pattern
         if token.kind != "name":
             raise self.fault(token, "put a pattern here, such as causal")
-        form = _FORMS.get(token.text)
+        form = FORMS.get(token.text)
         if form is None:
-            close = difflib.get_close_matches(token.text, _FORMS, n=1)
+            close = difflib.get_close_matches(token.text, FORMS, n=1)
             hint = f"did you mean {close[0]}? " if close else ""
-            raise self.fault(token, f"{hint}there are {', '.join(_FORMS)}")
+            raise self.fault(token, f"{hint}there are {', '.join(FORMS)}")
         return self.build(token, form)
 
-    def build(self, name: _Token, form: _Form) -> Pattern:
+    def build(self, name: _Token, form: Form) -> Pattern:
         """A pattern from its arguments."""
         arguments = self.arguments() if self.accept("(") else []
         if not form.fits([kind for kind, _ in arguments]):
@@ -223,8 +187,10 @@ class _Reader:
         token = self.tokens[self.place]
         if token.kind == "number":
             return "number", self.number()
+        if token.kind == "decimal":
+            return "decimal", float(self.take().text)
         if token.kind == "data":
-            return "#data", self.tensor()
+            return self.held()
         if self.accept("["):
             return "list", self.numbers()
         return "pattern", self.either()
@@ -246,21 +212,24 @@ class _Reader:
             raise self.fault(token, "put a whole number here, up to 2**40")
         return int(token.text)
 
-    def tensor(self) -> Tensor:
-        """The tensor behind a #name."""
+    def held(self) -> tuple[str, Tensor | HeldRule]:
+        """The tensor or function behind a #name, with its kind."""
         token = self.take()
         given = self.data.get(token.text)
         if not isinstance(given, Tensor):
+            if callable(given):
+                return "#function", HeldRule(given, token.text)
             known = ", ".join(self.data) or "no data"
             arrived = f"#{token.text}, which is {type(given).__name__}," if given is not None else f"#{token.text}"
-            raise self.fault(token, f"pass data={{'{token.text}': tensor}}; there is {known}", found=arrived)
+            what = "function" if self.tokens[self.place - 3].text == "callable" else "tensor"
+            raise self.fault(token, f"pass data={{'{token.text}': {what}}}; there is {known}", found=arrived)
         content = Held(given, what="data").name if _CONTENT.fullmatch(token.text) else token.text
         if token.text != content:
             remedy = (
                 f"pass the tensor that was printed; the one given is #{content}; a name you choose may be anything else"
             )
             raise self.fault(token, remedy, found=f"#{token.text}, a content hash,")
-        return given
+        return "#data", given
 
     def take(self) -> _Token:
         """The next token; the end stays."""

@@ -11,8 +11,9 @@ from torch import Tensor
 from multihead.pattern.check import whole
 from multihead.pattern.law import Law, Tile, grade
 
-# Pairs evaluated at once: bounds the memory of lowering whatever the lengths.
-_AT_ONCE = 2**22
+# Pairs evaluated at once: bounds the memory of lowering whatever the lengths. Positions that fit into the cache of a
+# core are evaluated several times faster than those that do not; heads are truth values, an eighth of their size.
+_AT_ONCE = 2**18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,9 +62,10 @@ class TileMap:
 def lower(pattern: Law, q_len: int, kv_len: int, *, block: int = 128, q_offset: int = 0) -> TileMap:
     """Lower a pattern to a tile map.
 
-    Tiles that the pattern can class by itself are never looked into; the others are evaluated, a bounded number at a
-    time. The map costs 5 bytes a tile and block * block / 8 bytes per distinct partial tile: causal and windowed
-    patterns have a handful of those whatever the length, a pattern without structure up to q_len * kv_len / 8 bytes.
+    Tiles that the pattern can class by itself are never looked into; of those that are alike by its period one is; the
+    others are evaluated, a bounded number at a time. The map costs 5 bytes a tile and block * block / 8 bytes per
+    distinct partial tile: causal and windowed patterns have a handful of those whatever the length, a pattern without
+    structure up to q_len * kv_len / 8 bytes.
 
     Args:
         pattern: What to lower.
@@ -89,13 +91,17 @@ def lower(pattern: Law, q_len: int, kv_len: int, *, block: int = 128, q_offset: 
     classes = pattern.tiles(row_edges, col_edges).clone(memory_format=torch.contiguous_format)
     index = torch.full(classes.shape, -1, dtype=torch.int32)
     store: dict[bytes, int] = {}
-    for s, t, inside in _looked_into(pattern, classes, row_edges, col_edges, side):
+    tiles = (classes == Tile.PARTIAL).flatten(0, 1).any(0).nonzero()
+    kinds, kind_of = _kinds(pattern, tiles, row_edges, col_edges)
+    for s, t, inside in _looked_into(pattern, tiles[kinds], row_edges, col_edges, side):
         # Indexing with a tensor copies, so the narrowed classes are written back.
         narrowed = _narrow(classes[:, :, s, t], inside, row_edges.diff()[s] * col_edges.diff()[t])
         classes[:, :, s, t] = narrowed
         b, h, n = (narrowed == Tile.PARTIAL).nonzero(as_tuple=True)
         places = [store.setdefault(tile, len(store)) for tile in _packed(inside[b, h, n])]
         index[b, h, s[n], t[n]] = torch.tensor(places, dtype=torch.int32)
+    for found in (classes, index):
+        found[:, :, tiles[:, 0], tiles[:, 1]] = found[:, :, tiles[kinds, 0], tiles[kinds, 1]][:, :, kind_of]
     shape = (len(store), side, -(-side // 8))
     packed = torch.frombuffer(bytearray(b"".join(store)), dtype=torch.uint8) if store else torch.empty(0).byte()
     return TileMap(q_len=rows, kv_len=cols, block=side, classes=classes, index=index, bits=packed.view(shape))
@@ -105,27 +111,49 @@ def _edges(length: int, block: int) -> Int[Tensor, " edges"]:
     return torch.tensor([*range(0, length, block), length])
 
 
+def _kinds(
+    pattern: Law,
+    tiles: Int[Tensor, "tiles 2"],
+    row_edges: Int[Tensor, " edges"],
+    col_edges: Int[Tensor, " other_edges"],
+) -> tuple[Int[Tensor, " kinds"], Int[Tensor, " tiles"]]:
+    """The first tile of each kind, and the kind of every tile: tiles whole periods apart on a diagonal are alike."""
+    every = torch.arange(len(tiles))
+    if pattern.period is None or not len(tiles):
+        return every, every
+    s, t = tiles.unbind(1)
+    rows, cols = row_edges[s], col_edges[t]
+    told = [rows % pattern.period, rows - cols, row_edges[s + 1] - rows, col_edges[t + 1] - cols]
+    kind = torch.zeros_like(s)
+    for part in told:
+        values, place = part.unique(return_inverse=True)
+        # Numbered anew each time, so that it stays far inside int64.
+        kind = (kind * len(values) + place).unique(return_inverse=True)[1]
+    first = torch.full((int(kind.max()) + 1,), len(tiles)).scatter_reduce(0, kind, every, "amin")
+    return first, kind
+
+
 def _looked_into(
-    pattern: Law, classes: Tensor, row_edges: Tensor, col_edges: Tensor, block: int
+    pattern: Law, tiles: Int[Tensor, "tiles 2"], row_edges: Tensor, col_edges: Tensor, block: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Tiles that some batch row and head have to look into, some at a time.
+    """Looks into some tiles at a time.
 
     Yields:
         Row of each tile, its column, and its pairs (batch, heads, tiles, block, block).
     """
-    at_once = max(1, _AT_ONCE // max(1, classes.shape[0] * classes.shape[1] * block * block))
-    partial = (classes == Tile.PARTIAL).flatten(0, 1).any(0)
+    copies = (pattern.batch or 1) * -(-(pattern.heads or 1) // 8)
+    at_once = max(1, _AT_ONCE // (copies * block * block))
     if pattern.batch is None:
         # Alike for every batch row: the tiles take their place, all of them at once wherever they lie.
-        for some in partial.nonzero().split(at_once):
+        for some in tiles.split(at_once):
             s, t = some.unbind(1)
             q, k = row_edges[s][:, None] + torch.arange(block), col_edges[t][:, None] + torch.arange(block)
             allowed = pattern.allows(q.clamp(max=int(row_edges[-1]) - 1), k.clamp(max=int(col_edges[-1]) - 1))
             real = (q < row_edges[-1])[:, :, None] & (k < col_edges[-1])[:, None]
             yield s, t, (allowed & real[:, None]).transpose(0, 1)[None]
         return
-    for s in partial.any(1).nonzero().flatten():
-        for t in partial[s].nonzero().flatten().split(at_once):
+    for s in tiles[:, 0].unique():
+        for t in tiles[tiles[:, 0] == s, 1].split(at_once):
             yield s.expand(t.numel()), t, _evaluate(pattern, row_edges[s : s + 2], col_edges, t, block)
 
 

@@ -10,6 +10,8 @@ from multihead.position.sinusoid import sinusoid
 from multihead.position.span import AdaptiveSpan
 from multihead.position.transformer_xl import TransformerXLRelative
 
+PositionBias = ALiBi | RelativeTable | AdaptiveSpan
+
 __all__ = [
     "NTK",
     "ALiBi",
@@ -18,6 +20,7 @@ __all__ = [
     "Linear",
     "Llama3",
     "LongRoPE",
+    "PositionBias",
     "Proportional",
     "RelativeTable",
     "Rotary",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from multihead.attend import Entmax, Problem, Sigmoid, Softmax, Sparsemax, make_problem
 from multihead.pattern import causal, distance, document, everything, nothing, padding, per_head, sliding_window
-from multihead.position import ALiBi, RelativeTable, alibi_slopes
+from multihead.position import AdaptiveSpan, ALiBi, RelativeTable, alibi_slopes
 
 _LONG = 300  # more than one band or block of any kernel, and no multiple of one
 
@@ -195,6 +195,10 @@ def _biases() -> Mapping[str, Build]:
         "bias: table, both sides": lambda d: make_problem(*d.qkv(), bias=table(d, bidirectional=True), q_offset=0),
         "bias: table, looking back": lambda d: make_problem(
             *d.qkv(), bias=table(d, bidirectional=False), mask=causal(), q_offset=2
+        ),
+        "bias: spans": lambda d: make_problem(*d.qkv(), bias=AdaptiveSpan(d.normal(4).abs() * 3, ramp=3), q_offset=1),
+        "bias: spans that end before some queries": lambda d: make_problem(
+            *d.qkv(), bias=AdaptiveSpan(d.normal(4), ramp=2), mask=causal(), q_offset=6
         ),
     }
 

@@ -26,7 +26,7 @@ from multihead.pattern import (
     same_token,
     sliding_window,
 )
-from multihead.position import ALiBi, RelativeTable
+from multihead.position import AdaptiveSpan, ALiBi, PositionBias, RelativeTable
 from multihead.testing.case import Draw, Sizes
 
 _EDGES = (0, 1, 2, 63, 64, 65, 128)  # lengths at which blocks of 64 end, or nearly
@@ -183,13 +183,16 @@ def _mask(dice: random.Random, sizes: Sizes, numbers: Draw, longest: int) -> tup
     return pattern, offset if pattern.data else dice.choice((0, offset, -offset))
 
 
-def _bias(dice: random.Random, sizes: Sizes, numbers: Draw) -> Tensor | ALiBi | RelativeTable | None:
-    kind = dice.choice(("none", "none", "none", "tensor", "holes", "lowest", "alibi", "table"))
+def _bias(dice: random.Random, sizes: Sizes, numbers: Draw) -> Tensor | PositionBias | None:
+    kind = dice.choice(("none", "none", "none", "tensor", "holes", "lowest", "alibi", "table", "span"))
     if kind == "none":
         return None
     dtype = dice.choice((torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64))
     if kind == "alibi":
         return ALiBi(numbers.normal(sizes.heads, dtype=dtype, spread=dice.choice((0.01, 1.0))))
+    if kind == "span":
+        spans = numbers.normal(sizes.heads, dtype=dtype, spread=dice.choice((3.0, 60.0)))
+        return AdaptiveSpan(spans, ramp=dice.choice((1, 5, 32)))
     if kind == "table":
         table = numbers.normal(dice.choice((8, 32)), sizes.heads, dtype=dtype)
         return RelativeTable(table, bidirectional=dice.random() < 0.5, max_distance=dice.choice((20, 128)))

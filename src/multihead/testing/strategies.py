@@ -11,8 +11,31 @@ from torch import Tensor
 
 from multihead.attend import Entmax, Problem, Sigmoid, Softmax, Sparsemax, make_problem
 from multihead.error import MultiheadError
-from multihead.pattern import Pattern, causal, distance, document, everything, padding, sliding_window
-from multihead.position import ALiBi, RelativeTable
+from multihead.pattern import (
+    Pattern,
+    block_band,
+    causal,
+    chunk,
+    dilated,
+    distance,
+    document,
+    every,
+    everything,
+    from_callable,
+    global_blocks,
+    global_tokens,
+    grid_window,
+    keys_at,
+    keys_every,
+    neighbourhood,
+    padding,
+    prefix,
+    random_blocks,
+    random_pairs,
+    same_token,
+    sliding_window,
+)
+from multihead.position import AdaptiveSpan, ALiBi, PositionBias, RelativeTable
 from multihead.testing.case import Draw, Sizes
 
 if TYPE_CHECKING:
@@ -94,10 +117,12 @@ def _draw_mask(draw: "DrawFn", sizes: Sizes, numbers: Draw) -> Pattern | Tensor 
     return draw(patterns(batch=sizes.batch, length=4 * max(sizes.q_len, sizes.kv_len, 12)))
 
 
-def _draw_bias(draw: "DrawFn", sizes: Sizes, numbers: Draw) -> Tensor | ALiBi | RelativeTable | None:
-    kind = draw(_hypothesis().sampled_from(["none", "tensor", "holes", "alibi", "table"]))
+def _draw_bias(draw: "DrawFn", sizes: Sizes, numbers: Draw) -> Tensor | PositionBias | None:
+    kind = draw(_hypothesis().sampled_from(["none", "tensor", "holes", "alibi", "table", "span"]))
     if kind == "alibi":
         return ALiBi(numbers.normal(sizes.heads))
+    if kind == "span":
+        return AdaptiveSpan(4 * numbers.normal(sizes.heads), ramp=draw(_hypothesis().integers(1, 6)))
     if kind == "table":
         bidirectional = draw(_hypothesis().booleans())
         return RelativeTable(numbers.normal(8, sizes.heads), bidirectional=bidirectional, max_distance=9)
@@ -123,21 +148,67 @@ def _draw_normaliser(draw: "DrawFn", sizes: Sizes, numbers: Draw) -> Softmax | S
 def _draw_pattern(draw: "DrawFn", *, batch: int, length: int, depth: int) -> Pattern:
     st = _hypothesis()
     if depth == 0 or draw(st.booleans()):
-        numbers = Draw(draw(st.integers(0, 2**31)))
-        made = [
-            everything(),
-            causal(),
-            sliding_window(draw(st.integers(1, 5))),
-            distance(draw(st.integers(-3, 3))),
-            document(numbers.ids(length, below=3)),
-            padding(
-                numbers.ids(max(batch, 1), length, below=2).bool() if batch else numbers.ids(length, below=2).bool()
-            ),
-        ]
+        made = [_plain, _held, _in_blocks, _at_random][draw(st.integers(0, 3))](draw, batch, length)
         return made[draw(st.integers(0, len(made) - 1))]
     left = _draw_pattern(draw, batch=batch, length=length, depth=depth - 1)
     right = _draw_pattern(draw, batch=batch, length=length, depth=depth - 1)
     return draw(st.sampled_from([left & right, left | right, ~left]))
+
+
+def _plain(draw: "DrawFn", batch: int, length: int) -> list[Pattern]:
+    """Patterns of the distance, and places."""
+    st = _hypothesis()
+    few, place = st.integers(1, 5), st.integers(0, length - 1)
+    return [
+        everything(),
+        causal(),
+        sliding_window(draw(few)),
+        distance(draw(st.integers(-3, 3))),
+        dilated(draw(few), draw(few)),
+        every(draw(few)),
+        keys_at([draw(place)]),
+        global_tokens([draw(place)]),
+        prefix(draw(few)),
+    ]
+
+
+def _held(draw: "DrawFn", batch: int, length: int) -> list[Pattern]:
+    """Patterns of what stands at a position."""
+    numbers = Draw(draw(_hypothesis().integers(0, 2**31)))
+    rows = (batch, length) if batch else (length,)
+    return [
+        document(numbers.ids(length, below=3)),
+        document(numbers.ids(*rows, below=3)),
+        padding(numbers.ids(*rows, below=2).bool()),
+        same_token(numbers.ids(length, below=3)),
+    ]
+
+
+def _in_blocks(draw: "DrawFn", batch: int, length: int) -> list[Pattern]:
+    """Patterns of blocks and of pictures, in a cache that begins anywhere."""
+    st = _hypothesis()
+    few, side, first = st.integers(1, 5), st.integers(3, 5), draw(st.integers(0, 9))
+    made = [
+        chunk(draw(few)),
+        block_band(draw(few), 1, draw(st.integers(0, 1))),
+        global_blocks(draw(few), [1]),
+        keys_every(5, draw(few), 2),
+        neighbourhood(draw(side), draw(side), 3),
+        grid_window(draw(side), draw(side), 3),
+    ]
+    return [pattern.at(q_offset=first, k_offset=first) for pattern in made]
+
+
+def _at_random(draw: "DrawFn", batch: int, length: int) -> list[Pattern]:
+    """Patterns drawn by a seed, and one that only a function knows."""
+    st = _hypothesis()
+    seed, few = draw(st.integers(0, 2**31)), st.integers(1, 3)
+    return [
+        random_pairs(draw(st.floats(0, 1)), seed=seed),
+        random_blocks(draw(few), draw(few), seed=seed),
+        random_blocks(draw(few), draw(few), seed=seed, length=length),
+        from_callable(lambda q, k: (q + 2 * k) % 3 == 1, name="thirds"),
+    ]
 
 
 def _shape(draw: "DrawFn", sizes: Sizes) -> tuple[int, int, int, int]:

@@ -1,0 +1,306 @@
+"""One call of a module, checked: what is attended to, where it stands, and what holds for each group of heads."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from multihead.error import MultiheadError
+from multihead.layer.cache import AttentionCache
+from multihead.layer.group import HeadGroup
+from multihead.pattern import Pattern
+from multihead.position import PositionBias
+
+Bias = Tensor | PositionBias
+
+
+@runtime_checkable
+class Widths(Protocol):
+    """What is asked of a module here."""
+
+    @property
+    def groups(self) -> Sequence[HeadGroup]:
+        """Its groups, settled."""
+        ...
+
+    def widths(self) -> Mapping[str, int]:
+        """Input widths of query, key and value."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """A group of heads within a call.
+
+    Args:
+        place: Its number.
+        groups: All of them.
+        kv_len: How many keys it gets.
+        first: Position of the first of them.
+    """
+
+    place: int
+    groups: Sequence[HeadGroup]
+    kv_len: int
+    first: int
+
+    @property
+    def group(self) -> HeadGroup:
+        """The group."""
+        return self.groups[self.place]
+
+    @property
+    def heads(self) -> slice:
+        """Its heads among those of the module."""
+        start = sum(group.heads for group in self.groups[: self.place])
+        return slice(start, start + self.group.heads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Call:
+    """The arguments of `forward`, with their defaults.
+
+    Args:
+        query: (batch, q_len, width).
+        key: (batch, kv_len, width of keys), or None where the cache has the keys.
+        value: Likewise.
+        mask: As given.
+        bias: As given.
+        q_offset: As given, or None where a cache knows it.
+        cache: As given.
+        start: Tokens in the cache before the call.
+    """
+
+    query: Tensor
+    key: Tensor | None
+    value: Tensor | None
+    mask: Pattern | Tensor | None
+    bias: Bias | None
+    q_offset: int | None
+    cache: AttentionCache | None
+    start: int
+
+    @classmethod
+    def checked(
+        cls,
+        module: Widths,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        *,
+        mask: Pattern | Tensor | None,
+        bias: Bias | None,
+        q_offset: int | None,
+        cache: AttentionCache | None,
+    ) -> "Call":
+        """The call, refused where its parts do not belong together; nothing is computed."""
+        fixed = cache is not None and cache.fixed
+        if key is None and value is not None:
+            raise MultiheadError(
+                asked="keys for the values",
+                arrived=f"key=None with value {tuple(value.shape)}",
+                remedy="pass the keys as well",
+            )
+        if fixed and key is not None:
+            raise MultiheadError(
+                asked="queries for the sequence a cache remembers",
+                arrived=f"a cache of {cache.length if cache else 0} keys and key {tuple(key.shape)} besides",
+                remedy="leave key and value out, or the cache",
+            )
+        if not fixed:
+            key = query if key is None else key
+            value = key if value is None else value
+        given = {"query": query, "key": key, "value": value}
+        check_inputs(module, {name: tensor for name, tensor in given.items() if tensor is not None})
+        if cache is not None:
+            _check_cache(module, cache, query, key, q_offset)
+        start = 0 if cache is None or fixed else cache.length
+        return cls(query=query, key=key, value=value, mask=mask, bias=bias, q_offset=q_offset, cache=cache, start=start)
+
+    @property
+    def grows(self) -> bool:
+        """Whether the call adds its keys to earlier ones."""
+        return self.cache is not None and not self.cache.fixed
+
+    def offset(self, first: int) -> int | None:
+        """Position of the first query, where the first key a group gets, at `first`, has position 0."""
+        return self.start - first if self.grows else self.q_offset
+
+    def q_positions(self, positions: Tensor | None) -> Tensor:
+        """Where the queries stand, for what turns them: (q_len,) or (batch, q_len)."""
+        batch, q_len = self.query.shape[:2]
+        if positions is None:
+            first = self.start if self.grows else self.q_offset or 0
+            return torch.arange(first, first + q_len, device=self.query.device)
+        whole = not (positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool)
+        if not whole or tuple(positions.shape) not in ((q_len,), (batch, q_len), (1, q_len)):
+            raise MultiheadError(
+                asked=f"positions: whole numbers (batch, q_len) = ({batch}, {q_len}) or ({q_len},)",
+                arrived=f"shape {tuple(positions.shape)}, {positions.dtype}",
+                remedy="pass one position for each query; for padding on the left (keep.cumsum(1) - 1).clamp(min=0)",
+            )
+        return positions
+
+    def k_positions(self, q_positions: Tensor) -> Tensor:
+        """Where new keys stand: where the queries do, if both are of one input."""
+        if self.key is None or self.key is self.query or self.grows:
+            return q_positions
+        return torch.arange(self.key.shape[1], device=self.query.device)
+
+    def kept(self, place: int, k: Tensor | None, v: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, int]:
+        """Keys and values a group attends to, new ones put into the cache, and the position of the first of them."""
+        held = None if self.cache is None else self.cache.groups[place]
+        if k is not None and v is not None:
+            return (k, v, 0) if held is None else held.append(k, v)
+        assert held is not None
+        return held.held(dtype)
+
+    def seen(self, kv_len: int, positions: Tensor | None) -> int:
+        """How many positions the text has so far, for what turns by that."""
+        if positions is not None:
+            if self.grows:
+                raise MultiheadError(
+                    asked="a rotary whose angles depend on the length of the text, with a cache",
+                    arrived="positions= of these tokens; those of earlier ones are not known any more",
+                    remedy="leave positions out, attend without a cache, or take a rotary with fixed angles",
+                )
+            return int(positions.max()) + 1 if positions.numel() else 1
+        first = self.start if self.grows else self.q_offset or 0
+        return max(kv_len, first + self.query.shape[1], 1)
+
+    def late_positions(self, first: int, kv_len: int, q_positions: Tensor) -> Tensor:
+        """Where the keys stand that are turned after they came out of a cache, or were not put into one."""
+        if self.cache is None and (self.key is None or self.key is self.query):
+            return q_positions
+        return torch.arange(first, first + kv_len, device=self.query.device)
+
+    def mask_of(self, where: Where) -> Pattern | Tensor | None:
+        """What a group's heads may see: its own pattern and the call's mask, on the keys it gets."""
+        own, given = moved(where.group.mask, where.first), self.mask
+        if isinstance(given, Tensor):
+            given = self._cut("mask", given, where)
+        elif given is not None:
+            _check_alike("mask", given, given.heads, where)
+            given = moved(given, where.first)
+        if own is None or given is None:
+            return given if own is None else own
+        if isinstance(given, Pattern):
+            return own & given
+        offset = self.offset(where.first)
+        return given & own.mask(self.query.shape[1], where.kv_len, q_offset=offset or 0, device=given.device)
+
+    def bias_of(self, where: Where, own: PositionBias | None) -> Bias | None:
+        """What is added to a group's scores: its position bias and the call's bias."""
+        given = self.bias
+        if isinstance(given, Tensor):
+            given = self._cut("bias", given, where)
+        elif given is not None and len(where.groups) > 1:
+            given = given.pick(torch.arange(where.heads.start, where.heads.stop, device=given.weight.device))
+        if own is None or given is None:
+            return given if own is None else own
+        return _added(own, self, where) + (given if isinstance(given, Tensor) else _added(given, self, where))
+
+    def _cut(self, name: str, given: Tensor, where: Where) -> Tensor:
+        """A mask or bias (..., kv_len) for some heads and the keys that are kept."""
+        if where.first and given.ndim and given.shape[-1] != 1:
+            everything = where.first + where.kv_len
+            if given.shape[-1] != everything:
+                raise MultiheadError(
+                    asked=f"a {name} over all {everything} tokens so far, or 1",
+                    arrived=f"{name} of shape {tuple(given.shape)}; the cache keeps the last {where.kv_len}",
+                    remedy=f"pass it for all tokens, as without a sliding cache: its last size is {everything}",
+                )
+            given = given[..., where.first :]
+        if len(where.groups) == 1 or given.ndim != 4 or given.shape[1] == 1:
+            return given
+        _check_alike(name, given.shape, given.shape[1], where)
+        return given[:, where.heads]
+
+
+def moved(pattern: Pattern | None, first: int) -> Pattern | None:
+    """A pattern for keys and queries that are counted from `first`."""
+    return pattern if pattern is None or first == 0 else pattern.at(q_offset=first, k_offset=first)
+
+
+def check_inputs(module: Widths, given: Mapping[str, Tensor]) -> None:
+    """Refuses inputs of another width, batch or length than belong together."""
+    widths = module.widths()
+    for name, tensor in given.items():
+        if tensor.ndim != 3 or tensor.shape[2] != widths[name]:
+            raise MultiheadError(
+                asked=f"{name} (batch, length, {widths[name]})",
+                arrived=_told(given),
+                remedy="pass inputs of this shape, batch first: `x[None]` for one sequence; the widths are set by "
+                "embed_dim and kv_embed_dim",
+            )
+    tensors = list(given.values())
+    # Compared, not put into sets: in a graph sizes may be symbols, which that would fix.
+    batches = all(tensor.shape[0] == tensors[0].shape[0] for tensor in tensors)
+    key, value = given.get("key"), given.get("value")
+    if not batches or (key is not None and value is not None and key.shape[1] != value.shape[1]):
+        raise MultiheadError(
+            asked="one batch size for query, key and value, and one length for key and value",
+            arrived=_told(given),
+            remedy="pass inputs as (batch, length, width): `x.transpose(0, 1)` where the length comes first",
+        )
+
+
+def check_visible(mask: Pattern | Tensor | None) -> None:
+    """Warns of a mask under which most queries see nothing: it may be the wrong way round."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.device.type != "cpu" or not mask.numel():
+        return
+    if torch.compiler.is_compiling():
+        return
+    blind = ~mask.any(-1)
+    if 2 * int(blind.sum()) > blind.numel():
+        warnings.warn(
+            f"{int(blind.sum())} of {blind.numel()} rows of a mask of shape {tuple(mask.shape)} allow no key at all: "
+            "their heads give 0. True = attend here; if True stood for masked out, pass `~mask`",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _told(given: Mapping[str, Tensor]) -> str:
+    return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in given.items())
+
+
+def _check_cache(
+    module: Widths, cache: AttentionCache, query: Tensor, key: Tensor | None, q_offset: int | None
+) -> None:
+    cache.check(module.groups, query.shape[0], 0 if key is None else key.shape[1])
+    if cache.fixed:
+        return
+    if q_offset is not None:
+        raise MultiheadError(
+            asked="queries that follow the tokens of the cache",
+            arrived=f"q_offset={q_offset} with a cache of {cache.length} tokens",
+            remedy="leave q_offset out; cache.cut(length) goes back",
+        )
+    if key is not None and key.shape[1] != query.shape[1]:
+        raise MultiheadError(
+            asked="as many new keys as queries, for a cache of self-attention",
+            arrived=f"query {tuple(query.shape)}, key {tuple(key.shape)}",
+            remedy="for cross-attention let the module remember the other sequence: cache = attn.remember(key)",
+        )
+
+
+def _check_alike(name: str, told: object, heads: int | None, where: Where) -> None:
+    """Refuses a mask for each head that cannot be dealt out to several groups."""
+    every = sum(group.heads for group in where.groups)
+    if heads not in (None, 1) and len(where.groups) > 1 and (isinstance(told, Pattern) or heads != every):
+        raise MultiheadError(
+            asked=f"a {name} for all {every} heads alike, or a tensor with one for each head",
+            arrived=f"{name} {told} for {heads} heads, of a module of {len(where.groups)} groups",
+            remedy="give each group its own: HeadGroup(..., mask=...), or pass a tensor (batch, heads, q_len, kv_len)",
+        )
+
+
+def _added(bias: PositionBias, call: Call, where: Where) -> Tensor:
+    """A position bias as numbers."""
+    first = call.offset(where.first) or 0
+    q_pos = torch.arange(first, first + call.query.shape[1], device=call.query.device)
+    return bias.scores(q_pos, torch.arange(where.kv_len, device=call.query.device))

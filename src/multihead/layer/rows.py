@@ -1,0 +1,140 @@
+"""Rows of tokens that are kept: all, the last ones, or up to a limit; and how their numbers are kept."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from multihead.error import MultiheadError
+
+
+class Rows:
+    """Tensors (batch, heads, tokens, ...) that grow together along the tokens.
+
+    What is kept lies in one piece and in order, so a kernel reads it as it is; the memory behind it is taken ahead of
+    time, and what is not needed any more is moved away once in a window.
+
+    Args:
+        window: How many tokens a new one has to find, itself included; None keeps all.
+        spare: How many tokens more are kept, so that `cut` can go back by as many.
+        limit: How many tokens there may be; their memory is taken at once. None: no limit.
+    """
+
+    def __init__(self, *, window: int | None = None, spare: int = 0, limit: int | None = None) -> None:
+        self._window, self._spare, self._limit = window, spare, limit
+        self._parts: list[Tensor] = []
+        self._start = self._stop = 0
+        self.first = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens so far, those that are not kept any more included."""
+        return self.first + self._stop - self._start
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held."""
+        return sum(part.untyped_storage().nbytes() for part in self._parts)
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """What is kept, as views."""
+        return tuple(part[:, :, self._start : self._stop] for part in self._parts)
+
+    def append(self, new: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Add tokens, and get all that the new ones may look at, these included; `first` is the place of the first."""
+        count = new[0].shape[2]
+        self.check_room(count)
+        if self._window is not None:
+            self._drop(self._window - 1 + self._spare)
+        if any(part.requires_grad for part in (*new, *self._parts)):
+            # Joined, not written into: earlier results need the memory as it was.
+            kept = self.parts or tuple(part[:, :, :0] for part in new)
+            self._parts = [torch.cat(pair, 2) for pair in zip(kept, new, strict=True)]
+            self._start, self._stop = 0, self._parts[0].shape[2]
+            return self.parts
+        self._make_room(count, new)
+        for part, added in zip(self._parts, new, strict=True):
+            part[:, :, self._stop : self._stop + count] = added
+        self._stop += count
+        return self.parts
+
+    def check_room(self, count: int) -> None:
+        """Refuses more tokens than there is room for."""
+        if self._limit is not None and self.length + count > self._limit:
+            raise MultiheadError(
+                asked=f"room for {count} more tokens in a cache of {self._limit}",
+                arrived=f"{self.length} tokens in it",
+                remedy="build it longer: attn.cache(batch=..., kind=Static(length)), or take Full() or Sliding(window)",
+            )
+
+    def cut(self, length: int) -> None:
+        """Go back to the first `length` tokens."""
+        least = 0 if self.first == 0 else self.first + (self._window or 1) - 1
+        if not least <= length <= self.length:
+            kept = f", of which {self._stop - self._start} are kept" if self.first else ""
+            raise MultiheadError(
+                asked=f"a cache cut to {length} tokens",
+                arrived=f"{self.length} tokens in it{kept}",
+                remedy=f"cut to {least} to {self.length} tokens"
+                + (", or build it as Sliding(window, spare=...) with more to spare" if self.first else ""),
+            )
+        self._stop -= self.length - length
+
+    def select(self, index: Tensor) -> None:
+        """Take batch rows, in this order; a row may be taken twice."""
+        self._parts = [part.index_select(0, index) for part in self._parts]
+
+    def _drop(self, most: int) -> None:
+        beyond = max(self._stop - self._start - most, 0)
+        self._start, self.first = self._start + beyond, self.first + beyond
+
+    def _make_room(self, count: int, new: Sequence[Tensor]) -> None:
+        used = self._stop - self._start
+        room = self._parts[0].shape[2] if self._parts else 0
+        if self._parts and self._stop + count <= room:
+            return
+        if self._limit is not None:
+            room = self._limit
+        elif room < 2 * used + count or not self._parts:
+            room = max(2 * (used + count), 2 * (self._window or 0))
+        made: list[Tensor] = []
+        for place, added in enumerate(new):
+            part = added.new_empty(*added.shape[:2], room, *added.shape[3:])
+            if used:
+                part[:, :, :used] = self._parts[place][:, :, self._start : self._stop]
+            made.append(part)
+        self._parts, self._start, self._stop = made, 0, used
+
+
+class Plain:
+    """Numbers kept as they are."""
+
+    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+        """As it is."""
+        return (x,)
+
+    def decode(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        """As it is."""
+        (x,) = parts
+        return x
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """Numbers kept as whole numbers from -127 to 127 times one factor a token and head.
+
+    With `s = max|x| / 127` over a head's row, `|x - kept(x)| <= s / 2`: at most 1/254 of the row's largest number.
+    """
+
+    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Whole numbers (batch, heads, length, width) and factors (batch, heads, length, 1) in float32."""
+        factor = x.detach().to(torch.float32).abs().amax(-1, keepdim=True) / 127
+        codes = (x.detach().to(torch.float32) / torch.where(factor > 0, factor, 1.0)).round()
+        return codes.to(torch.int8), factor
+
+    def decode(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        """The numbers again, nearly."""
+        codes, factor = parts
+        return (codes.to(torch.float32) * factor).to(dtype)

@@ -1,0 +1,98 @@
+"""Models as ONNX files: one Attention node a call, the same numbers under onnxruntime, at other lengths too."""
+
+import pytest
+import torch
+from torch import nn
+
+from multihead.attend import Sigmoid
+from multihead.error import MultiheadError
+from multihead.interop import export_onnx
+from multihead.layer import HeadGroup, MultiHeadAttention, QKNorm, Scoring
+from multihead.pattern import causal, document, padding, prefix, sliding_window
+from multihead.position import ALiBi, RelativeTable, Rotary, alibi_slopes
+
+# What torch's exporter says of itself.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:# 'dynamic_axes'"),
+]
+
+
+class Model(nn.Module):
+    """An attention layer with its mask."""
+
+    def __init__(self, heads, mask=None):
+        super().__init__()
+        self.attention, self.mask = MultiHeadAttention(24, heads), mask
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape) * 0.4)
+
+    def forward(self, x, keep=None):
+        mask = self.mask
+        if keep is not None:
+            mask = padding(keep) if mask is None else mask & padding(keep)
+        return self.attention(x, mask=mask)
+
+
+WINDOW = HeadGroup(2, 6, mask=sliding_window(3))
+CASES = {
+    "causal, grouped, rotary, norms": lambda: Model(
+        HeadGroup(4, 6, kv_heads=2, position=Rotary(100.0), scoring=Scoring(norm=QKNorm())), causal()
+    ),
+    "two groups, window, padding": lambda: Model([WINDOW, HeadGroup(2, 4, kv_heads=1, v_head_dim=6)], causal()),
+    "sinks, softcap, scale": lambda: Model(
+        HeadGroup(4, 6, scoring=Scoring(sinks=True, softcap=2.0, scale=0.7)), causal()
+    ),
+}
+MORE = {
+    "table, padding": lambda: Model(HeadGroup(4, 6, position=RelativeTable(torch.randn(8, 4)))),
+    "ALiBi": lambda: Model(HeadGroup(4, 6, position=ALiBi(alibi_slopes(4))), causal()),
+    "prefix or window": lambda: Model(4, prefix(2) | sliding_window(4)),
+    "documents": lambda: Model(4, causal() & ~document(torch.tensor([0] * 4 + [1] * 20))),
+    "everything": lambda: Model(4),
+}
+
+
+@pytest.mark.parametrize("name", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
+def test_a_file_gives_what_the_model_gives_at_any_length(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    runtime = pytest.importorskip("onnxruntime")
+    model, padded = (CASES | MORE)[name]().eval(), "padding" in name
+    inputs = [torch.randn(2, 7, 24)] + [torch.rand(2, 7) < 0.6] * padded
+    sizes = {"x": {1: "length"}} | ({"keep": {1: "length"}} if padded else {})
+    program = export_onnx(model, inputs, tmp_path / "model.onnx", dynamic=sizes)
+    assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
+    nodes = [node.op_type for node in program.model.graph]
+    assert nodes.count("Attention") == len(model.attention.groups)
+    assert "Softmax" not in nodes
+    session = runtime.InferenceSession(tmp_path / "model.onnx")
+    for length in (7, 12):
+        x, keep = torch.randn(2, length, 24), torch.rand(2, length) < 0.5
+        keep[0] = False  # nothing at all to attend to
+        given = {"x": x, "keep": keep} if padded else {"x": x}
+        (got,) = session.run(None, {name: tensor.numpy() for name, tensor in given.items()})
+        with torch.no_grad():
+            torch.testing.assert_close(torch.from_numpy(got), model(**given), rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "told"),
+    [
+        (lambda: Model(4), {}, "call model.eval"),
+        (lambda: Model(4).eval(), {"opset": 18}, "23 or later"),
+    ],
+)
+def test_models_that_cannot_be_written_are_refused(model, options, told, tmp_path):
+    with pytest.raises(MultiheadError, match=told):
+        export_onnx(model(), [torch.randn(2, 7, 24)], tmp_path / "model.onnx", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_call_that_is_no_node_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    model = Model(HeadGroup(4, 6, scoring=Scoring(normaliser=Sigmoid()))).eval()
+    with pytest.raises(Exception, match=r"(?s)one node of an ONNX file.*sigmoid as normaliser"):
+        export_onnx(model, [torch.randn(2, 7, 24)], tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
