@@ -68,6 +68,7 @@ MODELS = {
         hf.DeepseekV3Config(
             **TINY | ENDS,
             attention_bias=True,
+            num_key_value_heads=4,
             n_routed_experts=2,
             num_experts_per_tok=1,
             n_group=1,

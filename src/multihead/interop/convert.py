@@ -70,7 +70,8 @@ def from_transformers(module: nn.Module, *, backend: str = "auto") -> Attends:
         raise MultiheadError(
             asked="an attention module of transformers whose answer is known to be the same here",
             arrived=name,
-            remedy=f"pass one of {', '.join([*READERS, _LATENT])}; register_transformers() runs any model on our kernels as it is",
+            remedy=f"pass one of {', '.join([*READERS, _LATENT])}; register_transformers() runs any model on our "
+            "kernels as it is",
         )
     return _built(READERS[name](cast(Any, module)), backend).train(module.training)
 
