@@ -162,7 +162,7 @@ def test_a_layer_of_ours_gives_what_the_models_layer_gives(name):
         mask = padding(keep) if length == 9 and name not in {"whisper", "vit"} else None
         mask = mask if name not in {"clip", "deepseek-v3"} else causal() & mask
         with torch.no_grad():
-            got = layer(query, keys, mask=mask, **given)
+            got = layer(query, *([] if keys is None else [keys]), mask=mask, **given)
         real = keep if query.shape[1] == 9 and mask is not None else torch.ones(query.shape[:2], dtype=torch.bool)
         torch.testing.assert_close(got[real], want[real], rtol=1e-5, atol=1e-5)
 
