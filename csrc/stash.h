@@ -62,6 +62,11 @@ struct Block {
   float *roots;             // (heads, MR * PANEL)
   vf *held;                 // (heads, VECTORS): weights on the keys of a panel
   vf *products;             // of pairs of heads
+  int64_t link_first, link_last;  // which of the rows whose links are asked for
+  int32_t *link_at;         // of each row its place among them, or -1
+  float *link_scores;       // (those rows, links), the largest first
+  int32_t *link_keys;
+  int64_t *link_counts;     // how many are held
   int64_t from, to;         // panels that some row of the head may see
   bool leaks;
 

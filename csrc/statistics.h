@@ -85,6 +85,10 @@ Block<E> lay_out_block(Cutter &cutter, const mh_problem &p, const mh_wanted &w, 
   b.roots = cutter.take<float>(padded * MR * PANEL);
   b.held = cutter.take<vf>(p.heads * VECTORS);
   b.products = cutter.take<vf>(padded * padded);
+  b.link_at = cutter.take<int32_t>(d.block_rows);
+  b.link_scores = cutter.take<float>(w.links * d.block_rows);
+  b.link_keys = cutter.take<int32_t>(w.links * d.block_rows);
+  b.link_counts = cutter.take<int64_t>(d.block_rows);
   return b;
 }
 
@@ -152,6 +156,7 @@ void run_chunk(const Facts &f, const Division &d, int64_t chunk, char *scratch, 
     b.first = block * d.block_rows;
     b.rows = at_most(d.block_rows, f.wanted.row_count - b.first);
     PairSets<E> pairs(f, b);
+    Links<E>::find(f, b);
     for (int64_t head = 0; head < p.heads; head++) {
       pairs.lay_out(head);
       Scores<E, T>(f, b, head).run();
@@ -252,11 +257,7 @@ int measure_row(const Facts &f, const Division &d, typename E::Word *keys, Total
 
 // Fills what only some rows write.
 inline void clear(const mh_problem &p, const mh_wanted &w, const mh_found &found) {
-  int64_t keys = 0;
-  for (int64_t b = 0; w.sunk && b < p.batch; b++)
-    for (int64_t j = 0; j < p.kv_len; j++)
-      keys += w.sunk[b * w.sunk_batch + j] && (!w.k_kept || w.k_kept[b * w.k_kept_batch + j]);
-  const size_t size = static_cast<size_t>(keys * p.heads * w.row_count);
+  const size_t size = w.sunk ? static_cast<size_t>(w.sunk_keys * p.heads * w.row_count) : 0;
   if (found.sunk_weights && size) std::memset(found.sunk_weights, 0, sizeof(float) * size);
   if (found.sunk_seen && size) std::memset(found.sunk_seen, 0, size);
   if (found.leaks) std::memset(found.leaks, 0, static_cast<size_t>(p.batch));

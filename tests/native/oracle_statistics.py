@@ -35,6 +35,8 @@ def case(
     bins=5,
     pairs=(),
     sunk_keys=3,
+    links=0,
+    link_rows=None,
     variant=0,
     threads=1,
 ):
@@ -70,6 +72,8 @@ def case(
         k_bins=torch.randint(-1, bins, (batch, kv_len)).sort(-1).values.int(),
         bins=bins,
         pairs=pairs,
+        links=links,
+        link_rows=link_rows,
     )
     return c
 
@@ -160,7 +164,19 @@ def expect(c):
     }
     pads = c.allowed[:, :, rows] & ~kept_of(c)[:, None, None] & c.wanted.q_kept[:, None, :, None]
     found["leaks"] = pads.flatten(1).any(-1)
+    if c.links:
+        found |= links_of(c, a, best)
     return found | _over_rows(c, a, content, found["sees"]) | _of_pairs(c, a, content, distance, found["top_key"], seen)
+
+
+def links_of(c, a, best):
+    """The keys of the largest scores of some rows and their weights; -1 and 0 where there is no key to be seen."""
+    rows = slice(None) if c.link_rows is None else c.link_rows
+    scores, keys = best[:, :, rows].sort(dim=-1, descending=True, stable=True)
+    blank, weights = scores.isneginf(), a[:, :, rows].gather(-1, keys)
+    wide = (0, max(0, c.links - c.kv_len))
+    keys = torch.nn.functional.pad(keys.masked_fill(blank, -1), wide, value=-1)
+    return {"link_keys": keys[..., : c.links], "link_weights": torch.nn.functional.pad(weights, wide)[..., : c.links]}
 
 
 def _over_rows(c, a, content, sees):
