@@ -9,7 +9,7 @@ import torch
 from built import needs_kernel
 from multihead.error import MultiheadError
 from multihead.native import load
-from multihead.native.abi import CProblem, CTensor, Status
+from multihead.native.abi import STATISTICS_ABI, CProblem, CTensor, Status
 from multihead.native.statistics import CFound, CWanted, Pairs, find
 from native.oracle_statistics import case, expect, problem_of
 
@@ -173,7 +173,7 @@ def call_with(outputs):
     centers = torch.arange(5)
     problem = CProblem(abi=1, threads=1, batch=1, heads=2, kv_heads=2, q_len=5, kv_len=7, head_dim=8, scale=0.3)
     problem.q, problem.k = (CTensor(x.data_ptr(), *x.stride()[:3]) for x in (q, k))
-    wanted = CWanted(abi=1, bins=1, row_count=5, centers=centers.data_ptr(), least=2)
+    wanted = CWanted(abi=STATISTICS_ABI, bins=1, row_count=5, centers=centers.data_ptr(), least=2)
     found = CFound()
     for name, (where, at) in outputs.items():
         setattr(found, name, {"q": q, "buffer": buffer}[where].data_ptr() + at)

@@ -8,10 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int32, Int64, UInt8
 from torch import Tensor
 
-from multihead.native.abi import CProblem
+from multihead.native.abi import STATISTICS_ABI, CProblem
 from multihead.native.library import Library
 
-ABI = 2
 FARTHEST, OCTAVES = 16, 11
 """Distances told one by one, either way; bins beyond: 16 to 31, 32 to 63, ..., and all from 2^14 on."""
 
@@ -236,7 +235,7 @@ def find(library: Library, problem: CProblem, wanted: Wanted, *, gram: bool, pac
 def _wanted(wanted: Wanted, batch: int) -> tuple[CWanted, list[object]]:
     """The struct, and what it points to."""
     held: list[object] = []
-    given = CWanted(abi=ABI, bins=wanted.bins, least=wanted.least, pair_sets=len(wanted.pairs))
+    given = CWanted(abi=STATISTICS_ABI, bins=wanted.bins, least=wanted.least, pair_sets=len(wanted.pairs))
     if isinstance(wanted.rows, slice):
         given.row_first, given.row_count = wanted.rows.start, wanted.rows.stop - wanted.rows.start
     else:
