@@ -169,6 +169,20 @@ def expect(c):
     return found | _over_rows(c, a, content, found["sees"]) | _of_pairs(c, a, content, distance, found["top_key"], seen)
 
 
+def bounds_of(c, want):
+    """How far each number may be off: a few units of float32, of what it is made from."""
+    scale = max(1.0, float(want["peak"].abs().masked_fill(want["peak"] < -1e29, 0.0).max()) / 10)
+    bounds = {}
+    for name, numbers in want.items():
+        size = numbers.double().abs().masked_fill(numbers.isinf(), 0.0)
+        if name in {"columns", "pooled", "pooled_content", "gram"}:
+            least = size.max().clamp(min=1.0)
+        else:
+            least = 1000.0 if name.startswith("distance") else 1.0
+        bounds[name] = scale * (4e-6 * size + 2e-6 * least)
+    return bounds
+
+
 def links_of(c, a, best):
     """The keys of the largest scores of some rows and their weights; -1 and 0 where there is no key to be seen."""
     rows = slice(None) if c.link_rows is None else c.link_rows
