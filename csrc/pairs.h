@@ -106,13 +106,13 @@ class PairSets {
     if (__builtin_popcountll(word) <= 8) {
       for (; word; word &= word - 1) {
         const float e = line[__builtin_ctzll(word)];
-        content += e * e;
+        content += f_.together ? e * e : e;
       }
     } else {
       vf total = {};
       for (int c = 0; c < VECTORS; c++) {
         const vf e = load(line + c * W);
-        total += pick(static_cast<uint32_t>(word >> (c * W)), e * e, vf{});
+        total += pick(static_cast<uint32_t>(word >> (c * W)), f_.together ? e * e : e, vf{});
       }
       content = sum_lanes(total);
     }

@@ -1,37 +1,21 @@
 // From scores to weights and their sums over each row.
 //
-// What is kept is e = exp((score - ref) / 2), the root of a weight but for the row's factor: e * e / Z is the weight, Z the
-// sum over the row. The reference is the largest score met so far, give or take 2^8; where it is raised all that was
-// summed and kept is scaled. Sums run over keys in their order; where a row passes from one octave of distances into the
-// next, what was summed so far goes to the octave behind it. What happens in a row depends on that row alone.
+// What is kept is exp(score - ref), a weight but for the row's factor: divided by Z, the sum over the row, it is the
+// weight. Where heads are compared its root is kept. The reference is the largest score met so far, give or take 2^8; where
+// it is raised all that was summed and kept is scaled. Sums run over keys in their order; where a row passes from one
+// octave of distances into the next, what was summed so far goes to the octave behind it, if octaves are asked for. What
+// happens in a row depends on that row alone.
 #pragma once
 
+#include "power.h"
 #include "stash.h"
 
 namespace mh {
 namespace MH_VARIANT {
 
 constexpr float SLACK = 8.f;           // powers of 2 by which a weight may exceed the reference
-constexpr float LOWEST = -120.f;       // 2^LOWEST is 0 once it is squared
 constexpr float UNSEEN = -1e30f;       // largest score of a row that sees no key
 constexpr int BACK = MH_OCTAVES;       // the segment of distances 0 to 15, the next one is that of -1 to -15
-
-// 2^x for x from LOWEST to 127.
-MH_INLINE vf exp2_near(vf nearest_to, vf f) {
-  vf p = fma(splat(1.3264727e-3f), f, splat(9.6715130e-3f));
-  p = fma(p, f, splat(5.5507336e-2f));
-  p = fma(p, f, splat(2.4022242e-1f));
-  p = fma(p, f, splat(6.9314700e-1f));
-  p = fma(p, f, splat(1.0f));
-  return as_float(as_int(p) + (as_int(nearest_to) << 23));
-}
-
-// Root of a weight from how far its score lies below the reference (at least `floor`).
-MH_INLINE vf root_of(vf below, vf half_log2) {
-  const vf magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to whole numbers
-  const vf shifted = fma(below, half_log2, magic);
-  return exp2_near(shifted, fms(below, half_log2, shifted - magic));
-}
 
 // First key of a segment of a row: segments rise with the keys, from far back to far ahead.
 MH_INLINE int64_t segment_start(int64_t center, int segment) {
@@ -44,7 +28,10 @@ MH_INLINE int64_t segment_start(int64_t center, int segment) {
 template <class E>
 class Spread {
  public:
-  Spread(const Facts &f, Block<E> &b, int64_t head) : f_(f), b_(b), head_(head) {}
+  Spread(const Facts &f, Block<E> &b, int64_t head)
+      : f_(f), b_(b), head_(head), floor_(LOWEST / f.to_log2), levels_(f.found.entropy || f.found.left_entropy),
+        squares_(f.found.squares), reaches_(f.found.distance || f.found.distance_absolute),
+        splits_(f.found.distance_absolute), octaves_(f.found.octaves) {}
 
   void begin(int64_t r) {
     b_.peak[r] = b_.ref[r] = b_.limit[r] = -INF;
@@ -52,10 +39,10 @@ class Spread {
     b_.mass[r] = b_.level[r] = b_.square[r] = b_.reach[r] = vf{};
     b_.pad[r] = b_.sunk[r] = b_.sunk_level[r] = b_.back[r] = 0.f;
     std::memset(b_.segments + r * SEGMENTS, 0, sizeof(float) * SEGMENTS);
-    int segment = 0;
-    while (segment_start(center(r), segment + 1) <= b_.from * PANEL) segment++;
+    int segment = octaves_ ? 0 : BACK;
+    while (edge_after(r, segment) <= b_.from * PANEL) segment++;
     b_.segment[r] = segment;
-    b_.edge[r] = segment_start(center(r), segment + 1);
+    b_.edge[r] = edge_after(r, segment);
   }
 
   // A row and a panel: which keys it may see, their scores and the largest of each lane.
@@ -85,6 +72,17 @@ class Spread {
   Block<E> &b_;
   int64_t head_;
 
+  float floor_;  // a score so far below the reference that its weight is nothing
+  bool levels_, squares_, reaches_, splits_, octaves_;  // what is asked for
+
+  // The first key behind a segment; beyond all where nothing that is asked for tells the segments apart.
+  int64_t edge_after(int64_t r, int segment) const {
+    return octaves_ || (splits_ && segment == BACK) ? segment_start(center(r), segment + 1) : INT64_MAX;
+  }
+
+  // A weight but for the row's factor.
+  MH_INLINE float weight_of(float kept) const { return f_.together ? kept * kept : kept; }
+
   int64_t center(int64_t r) const { return f_.centers[b_.first + r]; }
   float logit() const { return f_.p.sinks ? f_.p.sinks[head_] : -INF; }
 
@@ -100,9 +98,8 @@ class Spread {
     const vf counts = visible == allowed ? most : largest_of(scores, visible);
     if (any_above(counts, splat(b_.peak[r]))) {
       b_.peak[r] = max_lane(counts);
-      int j = 0;
-      while (j < PANEL - 1 && !(scores[j] == b_.peak[r] && (visible >> j & 1))) j++;
-      b_.top_key[r] = static_cast<int32_t>(index * PANEL + j);
+      const uint64_t there = keys_with(scores, b_.peak[r]) & visible;
+      b_.top_key[r] = static_cast<int32_t>(index * PANEL + (there ? __builtin_ctzll(there) : PANEL - 1));
     }
     if (any_above(most, splat(b_.limit[r]))) raise(index, r, max_lane(most));
   }
@@ -110,9 +107,9 @@ class Spread {
   void raise(int64_t index, int64_t r, float ref) {
     const float before = b_.ref[r];
     b_.ref[r] = ref;
-    b_.limit[r] = ref + SLACK / (2.f * f_.half_log2);
+    b_.limit[r] = ref + SLACK / (f_.unit * LOG2E);
     if (before == -INF) return;
-    const float by = ref - before, root = std::exp2((before - ref) * f_.half_log2), factor = root * root;
+    const float by = ref - before, kept = std::exp2((before - ref) * f_.to_log2), factor = weight_of(kept);
     const float content = static_cast<float>(content_of(r)) + sum_lanes(b_.mass[r]);
     b_.level[r][0] -= by * content;
     b_.level[r] = b_.level[r] * factor;
@@ -128,7 +125,7 @@ class Spread {
     for (int64_t panel = b_.from; panel < index; panel++) {
       if (!b_.kind(f_, head_, panel, r / MR)) continue;
       float *line = b_.line(f_, head_, panel, r);
-      for (int c = 0; c < VECTORS; c++) store(line + c * W, load(line + c * W) * root);
+      for (int c = 0; c < VECTORS; c++) store(line + c * W, load(line + c * W) * kept);
     }
   }
 
@@ -142,35 +139,58 @@ class Spread {
     for (int c = 0; c < VECTORS; c++) store(line + c * W, vf{});
   }
 
-  // Adds weights to the sums of the row's current segment: their mass, and mass times distance. `p` points at VECTORS.
-  MH_INLINE void add_reach(const vf *p, float ahead, vf &mass, vf &reach) const {
+  // Adds weight times distance; `p` points at VECTORS, the first key lies `ahead` of the row.
+  MH_INLINE void add_reach(const vf *p, float ahead, vf &reach) const {
     each<VECTORS / 4>([&](auto g) __attribute__((always_inline)) {
-      const vf odd = p[4 * g + 1] + p[4 * g + 3], high = p[4 * g + 2] + p[4 * g + 3];
+      const vf high = p[4 * g + 2] + p[4 * g + 3], steps = (p[4 * g + 1] + p[4 * g + 3]) + (high + high);
       const vf all = (p[4 * g] + p[4 * g + 1]) + high;
-      mass += all;
       reach = fma(all, splat(ahead - 4 * W * g) - iota(), reach);
-      reach = fma(odd, splat(-static_cast<float>(W)), reach);
-      reach = fma(high, splat(-static_cast<float>(2 * W)), reach);
+      reach = fma(steps, splat(-static_cast<float>(W)), reach);
     });
+  }
+
+  MH_INLINE vf sum_of(const vf *p) const {
+    vf all = {};
+    each<VECTORS / 4>([&](auto g) __attribute__((always_inline)) {
+      all += (p[4 * g] + p[4 * g + 1]) + (p[4 * g + 2] + p[4 * g + 3]);
+    });
+    return all;
+  }
+
+  // Weights of a row and a panel from how far their scores lie below the reference, kept and made ready for sums.
+  MH_INLINE void keep(float *line, const vf *below, vf *p) const {
+    const vf by = splat(f_.to_log2);
+    each<VECTORS>([&](auto c) __attribute__((always_inline)) {
+      p[c] = power_of(below[c], by);
+      store(line + c * W, p[c]);
+    });
+  }
+
+  // Adds up the weights of a row and a panel.
+  MH_INLINE void sum_up(int64_t index, int64_t r, const vf *below, vf *p) {
+    if (f_.together) each<VECTORS>([&](auto c) __attribute__((always_inline)) { p[c] = p[c] * p[c]; });
+    if (levels_) {
+      vf level = b_.level[r];
+      each<VECTORS>([&](auto c) __attribute__((always_inline)) { level = fma(p[c], below[c], level); });
+      b_.level[r] = level;
+    }
+    if (squares_) {
+      vf square = b_.square[r];
+      each<VECTORS>([&](auto c) __attribute__((always_inline)) { square = fma(p[c], p[c], square); });
+      b_.square[r] = square;
+    }
+    if (__builtin_expect(b_.edge[r] < (index + 1) * PANEL, 0)) return by_segment(index, r, p);
+    b_.mass[r] += sum_of(p);
+    if (reaches_) add_reach(p, static_cast<float>(center(r) - index * PANEL), b_.reach[r]);
   }
 
   // A row and a panel that holds content alone.
   MH_INLINE void plain(int64_t index, int64_t r, const float *scores) {
-    float *line = b_.line(f_, head_, index, r);
-    const vf ref = splat(b_.ref[r]), half_log2 = splat(f_.half_log2), floor = splat(LOWEST / f_.half_log2);
-    vf level = b_.level[r], square = b_.square[r], p[VECTORS];
-    each<VECTORS>([&](auto c) __attribute__((always_inline)) {
-      const vf below = vmax(load(scores + c * W) - ref, floor);
-      const vf e = root_of(below, half_log2);
-      store(line + c * W, e);
-      p[c] = e * e;
-      level = fma(p[c], below, level);
-      square = fma(p[c], p[c], square);
-    });
-    b_.level[r] = level;
-    b_.square[r] = square;
-    if (__builtin_expect(b_.edge[r] < (index + 1) * PANEL, 0)) by_segment(index, r, p);
-    else add_reach(p, static_cast<float>(center(r) - index * PANEL), b_.mass[r], b_.reach[r]);
+    const vf ref = splat(b_.ref[r]), floor = splat(floor_);
+    vf below[VECTORS], p[VECTORS];
+    each<VECTORS>([&](auto c) __attribute__((always_inline)) { below[c] = vmax(load(scores + c * W) - ref, floor); });
+    keep(b_.line(f_, head_, index, r), below, p);
+    sum_up(index, r, below, p);
   }
 
   // Any row and panel.
@@ -180,24 +200,17 @@ class Spread {
     if (strange && (!f_.q_kept || f_.q_kept[b_.first + r])) b_.leaks = true;
     if (b_.ref[r] == -INF) return nothing(index, r);
     float *line = b_.line(f_, head_, index, r);
-    const vf ref = splat(b_.ref[r]), half_log2 = splat(f_.half_log2), floor = splat(LOWEST / f_.half_log2);
-    vf p[VECTORS], level = b_.level[r], square = b_.square[r];
-    alignas(64) float below[PANEL];
+    const vf ref = splat(b_.ref[r]), floor = splat(floor_);
+    vf p[VECTORS], below[VECTORS];
+    alignas(64) float lies[PANEL];
     for (int c = 0; c < VECTORS; c++) {
-      const vf x = vmax(load(scores + c * W) - ref, floor);
-      store(below + c * W, x);
-      store(line + c * W, root_of(x, half_log2));
+      below[c] = vmax(load(scores + c * W) - ref, floor);
+      store(lies + c * W, below[c]);
     }
-    set_apart(index, r, allowed, line, below);
-    for (int c = 0; c < VECTORS; c++) {
-      const vf e = load(line + c * W);
-      p[c] = e * e;
-      level = fma(p[c], load(below + c * W), level);
-      square = fma(p[c], p[c], square);
-    }
-    b_.level[r] = level;
-    b_.square[r] = square;
-    by_segment(index, r, p);
+    keep(line, below, p);
+    set_apart(index, r, allowed, line, lies);
+    for (int c = 0; c < VECTORS; c++) p[c] = load(line + c * W);
+    sum_up(index, r, below, p);
   }
 
   // Takes keys of the sink and keys that are not kept out of a line.
@@ -207,7 +220,7 @@ class Spread {
     for (uint64_t rest = sunk | strange; rest; rest &= rest - 1) {
       const int j = __builtin_ctzll(rest);
       const bool visible = allowed >> j & 1;
-      const float weight = visible ? line[j] * line[j] : 0.f;
+      const float weight = visible ? weight_of(line[j]) : 0.f;
       line[j] = 0.f;
       if (strange >> j & 1) {
         b_.pad[r] += weight;
@@ -222,25 +235,36 @@ class Spread {
     }
   }
 
-  // Adds weights to the segments their keys lie in.
+  // Adds weights to the segments their keys lie in, and to the distances back and ahead.
   __attribute__((noinline)) void by_segment(int64_t index, int64_t r, const vf *p) {
     const int64_t key = index * PANEL;
     const float ahead = static_cast<float>(center(r) - key);
-    int64_t from = 0;
+    int64_t from = 0, reached = 0;
     while (b_.edge[r] < key + PANEL) {
       const int64_t to = b_.edge[r] - key;
-      if (to > from) add_some(p, bits_between(from, to - 1), ahead, r);
+      add_mass(p, bits_between(from, to - 1), r);
+      if (reaches_ && b_.segment[r] == BACK) {
+        add_some_reach(p, bits_between(reached, to - 1), ahead, r);
+        reached = at_least(0, to);
+      }
       flush(r);
       from = at_least(from, to);
     }
-    add_some(p, bits_between(from, PANEL - 1), ahead, r);
+    add_mass(p, bits_between(from, PANEL - 1), r);
+    if (reaches_) add_some_reach(p, bits_between(reached, PANEL - 1), ahead, r);
   }
 
-  void add_some(const vf *p, uint64_t keys, float ahead, int64_t r) {
-    if (keys == ~uint64_t{0}) return add_reach(p, ahead, b_.mass[r], b_.reach[r]);
+  void add_mass(const vf *p, uint64_t keys, int64_t r) {
+    vf mass = b_.mass[r];
+    for (int c = 0; c < VECTORS; c++) mass += pick(static_cast<uint32_t>(keys >> (c * W)), p[c], vf{});
+    b_.mass[r] = mass;
+  }
+
+  void add_some_reach(const vf *p, uint64_t keys, float ahead, int64_t r) {
+    if (keys == ~uint64_t{0}) return add_reach(p, ahead, b_.reach[r]);
     vf some[VECTORS];
     for (int c = 0; c < VECTORS; c++) some[c] = pick(static_cast<uint32_t>(keys >> (c * W)), p[c], vf{});
-    add_reach(some, ahead, b_.mass[r], b_.reach[r]);
+    add_reach(some, ahead, b_.reach[r]);
   }
 
   // The row leaves a segment.
@@ -253,7 +277,7 @@ class Spread {
       b_.reach[r] = vf{};
     }
     b_.segment[r] = segment + 1;
-    b_.edge[r] = segment_start(center(r), segment + 2);
+    b_.edge[r] = edge_after(r, segment + 1);
   }
 
   void settle(int64_t r, double left, double ahead) {
@@ -267,7 +291,7 @@ class Spread {
     const double share = none ? 0.0 : 1.0 / all, log_all = none ? 0.0 : std::log(all);
     b_.scale[r] = static_cast<float>(share);
     const bool counts = kept && b_.sees[r] >= f_.wanted.least;
-    b_.factor[head_ * f_.block_rows + r] = counts ? static_cast<float>(std::sqrt(share)) : 0.f;
+    b_.factor[head_ * f_.block_rows + r] = counts ? static_cast<float>(f_.together ? std::sqrt(share) : share) : 0.f;
     const double level = static_cast<double>(sum_lanes(b_.level[r])) * unit;
     const double sunk_level = static_cast<double>(b_.sunk_level[r]) * unit;
     const double of_left = (left * log_all - level) * share, of_sunk = (sunk * log_all - sunk_level) * share;

@@ -12,11 +12,13 @@ namespace MH_VARIANT {
 struct Division {
   int64_t panels, block_rows, tiles, blocks, chunk_blocks, chunks;
 
-  Division(const mh_problem &p, const mh_wanted &wanted) {
-    constexpr int64_t STASH = 12 << 20, MOST_TILES = 4, MOST_CHUNKS = 16, SUMS = 64 << 20;
+  // `together`: what is kept of all heads, else of one, which is to stay in the nearer caches.
+  Division(const mh_problem &p, const mh_wanted &wanted, bool together) {
+    constexpr int64_t STASH = 12 << 20, STASH_ONE = 400 << 10, FEW_TILES = 4, MOST_TILES = 16, MOST_CHUNKS = 16, SUMS = 64 << 20;
     panels = (p.kv_len + PANEL - 1) / PANEL;
-    const int64_t line = p.heads * panels * PANEL * static_cast<int64_t>(sizeof(float));
-    tiles = at_least(1, at_most(MOST_TILES, STASH / (line * MR)));
+    const int64_t one = panels * PANEL * static_cast<int64_t>(sizeof(float)), line = p.heads * one;
+    const int64_t some = at_least(FEW_TILES, at_most(MOST_TILES, wanted.row_count / (MR * MOST_CHUNKS)));
+    tiles = at_least(1, together ? at_most(FEW_TILES, STASH / (line * MR)) : at_most(some, STASH_ONE / (one * MR)));
     block_rows = tiles * MR;
     blocks = (wanted.row_count + block_rows - 1) / block_rows;
     const int64_t wanted_chunks = at_least(1, at_most(MOST_CHUNKS, SUMS / line));
@@ -62,14 +64,14 @@ struct KeyWords {
 };
 
 template <class E>
-Block<E> lay_out_block(Cutter &cutter, const mh_problem &p, const mh_wanted &w, const Division &d) {
+Block<E> lay_out_block(Cutter &cutter, const mh_problem &p, const mh_wanted &w, const Division &d, bool together) {
   using Word = typename E::Word;
   const int64_t words = words_of<E>(p.head_dim), lines = d.panels * d.block_rows;
   const int64_t padded = round_up(p.heads, SIDE);
   Block<E> b{};
   b.q = cutter.take<Word>(d.block_rows * words);
   b.bias = cutter.take<float>(MR * PANEL);
-  b.stash = cutter.take<float>(p.heads * lines * PANEL);
+  b.stash = cutter.take<float>((together ? p.heads : 1) * lines * PANEL);
   b.seen = cutter.take<uint8_t>(p.heads * d.panels * d.tiles);
   b.allowed = cutter.take<uint64_t>(lines);
   b.pair_words = cutter.take<uint64_t>(w.pair_sets * lines);
@@ -125,7 +127,8 @@ class Tell {
       const int64_t panel = key / PANEL, end = at_most(to, (panel + 1) * PANEL);
       if (b_.kind(f_, head_, panel, r / MR)) {
         const float *line = b_.line(f_, head_, panel, r) - panel * PANEL;
-        for (int64_t j = key; j < end; j++) out[center - j + MH_FARTHEST] = line[j] * line[j] * b_.scale[r];
+        for (int64_t j = key; j < end; j++)
+          out[center - j + MH_FARTHEST] = (f_.together ? line[j] * line[j] : line[j]) * b_.scale[r];
       }
       key = end;
     }
@@ -145,7 +148,7 @@ template <class E, class T>
 void run_chunk(const Facts &f, const Division &d, int64_t chunk, char *scratch, const Sums &sums) {
   const mh_problem &p = f.p;
   Cutter cutter(scratch);
-  Block<E> b = lay_out_block<E>(cutter, p, f.wanted, d);
+  Block<E> b = lay_out_block<E>(cutter, p, f.wanted, d, f.together);
   const int64_t maps = p.heads * f.wanted.bins * f.wanted.bins;
   if (sums.columns) std::memset(sums.columns, 0, sizeof(float) * static_cast<size_t>(p.heads * d.panels * PANEL));
   if (sums.pooled) std::memset(sums.pooled, 0, sizeof(double) * static_cast<size_t>(maps));
@@ -162,8 +165,9 @@ void run_chunk(const Facts &f, const Division &d, int64_t chunk, char *scratch, 
       Scores<E, T>(f, b, head).run();
       Tell<E>(f, b, head).run();
       pairs.measure(head);
+      if (sums.columns && !f.together) Columns<E>(f, b, sums).add(head);
     }
-    if (sums.columns || sums.gram) LastLook<E>(f, b, sums).run();
+    if (f.together) LastLook<E>(f, b, sums).run();
     if (b.leaks && f.found.leaks) {
 #if defined(_OPENMP)
 #pragma omp atomic write
@@ -247,7 +251,7 @@ int measure_row(const Facts &f, const Division &d, typename E::Word *keys, Total
   }
   if (status != MH_OK) return status;
   Cutter counter(nullptr);
-  lay_out_block<E>(counter, p, f.wanted, d);
+  lay_out_block<E>(counter, p, f.wanted, d, f.together);
   status = run_tasks(d.chunks, p.threads, counter.used(), [&](int64_t chunk, char *scratch) {
     run_chunk<E, T>(f, d, chunk, scratch, total.of(chunk));
   });
@@ -277,7 +281,8 @@ struct Shared {
 
 template <class E, class T>
 int measure(const mh_problem &p, const mh_wanted &w, const mh_found &found) {
-  const Division d(p, w);
+  const bool together = found.gram;
+  const Division d(p, w, together);
   Cutter counter(nullptr);
   const Shared<E> sizes(counter, p, w, found, d);
   const Scratch memory(counter.used());
@@ -295,7 +300,7 @@ int measure(const mh_problem &p, const mh_wanted &w, const mh_found &found) {
     const KeyWords &k = shared.words;
     const int64_t words = words_of<E>(p.head_dim), size = p.kv_heads * d.panels * words * PANEL;
     auto *keys = w.packed ? static_cast<typename E::Word *>(w.packed) + batch * size : shared.keys;
-    const Facts f{p, w, found, scoring, plain, unit, unit * LOG2E / 2, batch, d.panels, words, d.block_rows,
+    const Facts f{p, w, found, scoring, plain, unit, unit * (together ? LOG2E / 2 : LOG2E), together, batch, d.panels, words, d.block_rows,
                   d.tiles, keys, k.kept, k.sunk, k.sunk_at, w.centers + batch * w.centers_batch,
                   w.q_kept ? w.q_kept + batch * w.q_kept_batch : nullptr,
                   w.q_bins ? w.q_bins + batch * w.q_bins_batch : nullptr, k.pieces, k.piece_at};
