@@ -73,8 +73,8 @@ class Links {
   int64_t head_, most_;
 
   float weight(int64_t r, float score) const {
-    const double below = (static_cast<double>(score) - static_cast<double>(b_.ref[r])) * static_cast<double>(f_.unit);
-    return static_cast<float>(std::exp(below) * static_cast<double>(b_.scale[r]));
+    const double below = (static_cast<double>(score) - static_cast<double>(b_.row[r].ref)) * static_cast<double>(f_.unit);
+    return static_cast<float>(std::exp(below) * static_cast<double>(b_.row[r].scale));
   }
 };
 

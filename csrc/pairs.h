@@ -122,13 +122,13 @@ class PairSets {
   void tell(int64_t set, int64_t head, int64_t r, const Sum &sum) {
     const mh_found &found = f_.found;
     const int64_t at = set * f_.p.batch * f_.p.heads * f_.wanted.row_count + f_.at(head, b_.first + r);
-    const int64_t top = b_.top_key[r];
+    const int64_t top = b_.row[r].top_key;
     const uint64_t word = b_.pair_words[(set * f_.panels + top / PANEL) * f_.block_rows + r];
-    if (found.pair_weight) found.pair_weight[at] = static_cast<float>(sum.content * static_cast<double>(b_.scale[r]));
+    if (found.pair_weight) found.pair_weight[at] = static_cast<float>(sum.content * static_cast<double>(b_.row[r].scale));
     if (found.pair_sunk) found.pair_sunk[at] = static_cast<float>(sum.sunk);
     if (found.pair_seen) found.pair_seen[at] = sum.seen;
     if (found.pair_seen_sunk) found.pair_seen_sunk[at] = sum.seen_sunk;
-    if (found.pair_top) found.pair_top[at] = b_.sees[r] > 0 && (word >> (top % PANEL) & 1);
+    if (found.pair_top) found.pair_top[at] = b_.row[r].sees > 0 && (word >> (top % PANEL) & 1);
   }
 };
 

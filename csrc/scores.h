@@ -103,7 +103,7 @@ class Scores {
       fill_bias(panel, start, rows);
       score_tile<E, false>(f_.scoring, b_.q + start * f_.words, k, f_.words, b_.bias, hidden, b_.scores, most);
     }
-    for (int r = 0; r < rows; r++) spread_.add(index, start + r, allowed[r], b_.scores + r * PANEL, most[r]);
+    spread_.add(index, start, rows, allowed, b_.scores, most);
     if (!links_.asked()) return;
     for (int r = 0; r < rows; r++) links_.take(index, start + r, allowed[r], b_.scores + r * PANEL, most[r]);
   }

@@ -42,6 +42,17 @@ struct Facts {
   int64_t at(int64_t head, int64_t place) const { return (batch * p.heads + head) * wanted.row_count + place; }
 };
 
+// What is known of a row so far.
+struct Row {
+  vf mass, level, square, reach;  // sums over the current segment, over the row, over the row, over one side of it
+  float peak, ref, limit;         // largest score; what weights are relative to; a score above which that is raised
+  float pad, sunk, sunk_level, back;
+  float scale;                    // 1 / the sum of the row
+  int32_t segment, sees, sees_sunk, top_key;
+  int64_t edge, center;
+  float segments[SEGMENTS];
+};
+
 // A block of rows at work. Rows are counted from its first; there are block_rows of them in memory.
 template <class E>
 struct Block {
@@ -54,13 +65,8 @@ struct Block {
   uint64_t *pair_words;     // (pair_sets, panels, block_rows)
   uint8_t *pair_some;       // (pair_sets, panels, tiles)
   float *scores;            // (MR, PANEL)
-  vf *mass, *level, *square, *reach;  // of each row: sums over the current segment and over the row
-  float *peak, *ref, *limit;  // largest score; what weights are relative to; a score above which that is raised
-  float *pad, *sunk, *sunk_level, *back, *segments;
-  int64_t *edge;
-  int32_t *segment, *sees, *sees_sunk, *top_key;
+  Row *row;
   float *factor;            // (heads, block_rows): from what is kept to weights or their roots, 0 in rows that do not count
-  float *scale;             // of one head: 1 / the sum of the row
   float *roots;             // (heads, MR * PANEL)
   vf *held;                 // (heads, VECTORS): weights on the keys of a panel
   vf *products;             // of pairs of heads

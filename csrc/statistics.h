@@ -77,12 +77,7 @@ Block<E> lay_out_block(Cutter &cutter, const mh_problem &p, const mh_wanted &w, 
   b.pair_words = cutter.take<uint64_t>(w.pair_sets * lines);
   b.pair_some = cutter.take<uint8_t>(w.pair_sets * d.panels * d.tiles);
   b.scores = cutter.take<float>(MR * PANEL);
-  for (vf **held : {&b.mass, &b.level, &b.square, &b.reach}) *held = cutter.take<vf>(d.block_rows);
-  for (float **held : {&b.peak, &b.ref, &b.limit, &b.pad, &b.sunk, &b.sunk_level, &b.back, &b.scale})
-    *held = cutter.take<float>(d.block_rows);
-  b.segments = cutter.take<float>(d.block_rows * SEGMENTS);
-  b.edge = cutter.take<int64_t>(d.block_rows);
-  for (int32_t **held : {&b.segment, &b.sees, &b.sees_sunk, &b.top_key}) *held = cutter.take<int32_t>(d.block_rows);
+  b.row = cutter.take<Row>(d.block_rows);
   b.factor = cutter.take<float>(p.heads * d.block_rows);
   b.roots = cutter.take<float>(padded * MR * PANEL);
   b.held = cutter.take<vf>(p.heads * VECTORS);
@@ -108,7 +103,7 @@ class Tell {
     const int64_t first = f_.sunk_at[0], last = f_.sunk_at[f_.panels - 1] + __builtin_popcountll(f_.sunk[f_.panels - 1]);
     for (int64_t place = first; place < last; place++) {
       float *given = f_.found.sunk_weights + (place * f_.p.heads + head_) * f_.wanted.row_count + b_.first;
-      for (int64_t r = 0; r < b_.rows; r++) given[r] *= b_.scale[r];
+      for (int64_t r = 0; r < b_.rows; r++) given[r] *= b_.row[r].scale;
     }
   }
 
@@ -128,7 +123,7 @@ class Tell {
       if (b_.kind(f_, head_, panel, r / MR)) {
         const float *line = b_.line(f_, head_, panel, r) - panel * PANEL;
         for (int64_t j = key; j < end; j++)
-          out[center - j + MH_FARTHEST] = (f_.together ? line[j] * line[j] : line[j]) * b_.scale[r];
+          out[center - j + MH_FARTHEST] = (f_.together ? line[j] * line[j] : line[j]) * b_.row[r].scale;
       }
       key = end;
     }
@@ -136,10 +131,10 @@ class Tell {
 
   void octaves(int64_t r) {
     float *out = f_.found.octaves + f_.at(head_, b_.first + r) * 2 * MH_OCTAVES;
-    const float *segments = b_.segments + r * SEGMENTS;
+    const float *segments = b_.row[r].segments;
     for (int s = 0; s < MH_OCTAVES; s++) {
-      out[s] = segments[SEGMENTS - 1 - s] * b_.scale[r];
-      out[MH_OCTAVES + s] = segments[MH_OCTAVES - 1 - s] * b_.scale[r];
+      out[s] = segments[SEGMENTS - 1 - s] * b_.row[r].scale;
+      out[MH_OCTAVES + s] = segments[MH_OCTAVES - 1 - s] * b_.row[r].scale;
     }
   }
 };
