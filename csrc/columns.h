@@ -84,14 +84,19 @@ class Columns {
 
   void add_rows(int64_t head, int64_t panel, int64_t first, int64_t end) const {
     const float *factor = b_.factor + head * f_.block_rows;
-    vf held[VECTORS] = {};
+    vf held[VECTORS];
+    each<VECTORS>([&](auto c) __attribute__((always_inline)) { held[c] = vf{}; });
     bool any = false;
-    for (int64_t r = first; r < end; r++) {
-      if (factor[r] == 0.f || !b_.kind(f_, head, panel, r / MR)) continue;
-      const float *line = b_.line(f_, head, panel, r);
-      const vf by = splat(factor[r]);
-      each<VECTORS>([&](auto c) __attribute__((always_inline)) { held[c] = fma(load(line + c * W), by, held[c]); });
+    for (int64_t from = first, to; from < end; from = to) {  // what lies in one tile
+      to = at_most(end, (from / MR + 1) * MR);
+      if (!b_.kind(f_, head, panel, from / MR)) continue;
       any = true;
+      const float *line = b_.line(f_, head, panel, from);
+      for (int64_t r = from; r < to; r++, line += PANEL) {
+        if (factor[r] == 0.f) continue;  // whatever it holds
+        const vf by = splat(factor[r]);
+        each<VECTORS>([&](auto c) __attribute__((always_inline)) { held[c] = fma(load(line + c * W), by, held[c]); });
+      }
     }
     if (any) put(head, panel, bin_of(first), held);
   }

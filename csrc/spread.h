@@ -108,9 +108,10 @@ class Spread {
       }
       const vf ref = splat(row->ref);
       vf below[VECTORS], p[VECTORS];
+      each<VECTORS>([&](auto c) __attribute__((always_inline)) { below[c] = load(scores + c * W) - ref; });
+      each<VECTORS>([&](auto c) __attribute__((always_inline)) { below[c] = vmax(below[c], floor); });
+      powers_of(below, by, p);
       each<VECTORS>([&](auto c) __attribute__((always_inline)) {
-        below[c] = vmax(load(scores + c * W) - ref, floor);
-        p[c] = power_of(below[c], by);
         store(line + c * W, p[c]);
         if constexpr (TOGETHER) p[c] = p[c] * p[c];
       });
@@ -212,8 +213,9 @@ class Spread {
     for (int c = 0; c < VECTORS; c++) {
       below[c] = vmax(load(scores + c * W) - ref, floor);
       store(lies + c * W, below[c]);
-      store(line + c * W, power_of(below[c], by));
     }
+    powers_of(below, by, p);
+    for (int c = 0; c < VECTORS; c++) store(line + c * W, p[c]);
     set_apart(index, r, allowed, line, lies);
     weights_in(line, p);
     add_level(row, below, p);
@@ -274,7 +276,7 @@ class Spread {
 
   static void add_some_mass(Row &row, const vf *p, uint64_t keys) {
     vf mass = row.mass;
-    for (int c = 0; c < VECTORS; c++) mass += pick(static_cast<uint32_t>(keys >> (c * W)), p[c], vf{});
+    for (int c = 0; c < VECTORS; c++) mass = add_where(static_cast<uint32_t>(keys >> (c * W)), mass, p[c]);
     row.mass = mass;
   }
 

@@ -18,6 +18,10 @@ struct Piece {
   int32_t bin, from, to;
 };
 
+struct Range {
+  int64_t from, to;
+};
+
 // What all blocks of one batch row share.
 struct Facts {
   const mh_problem &p;
@@ -62,8 +66,8 @@ struct Block {
   float *stash;             // (panels, tiles, heads or 1, MR, PANEL): weights, or roots of weights
   uint8_t *seen;            // (heads, panels, tiles): class
   uint64_t *allowed;        // (panels, block_rows), of one head
-  uint64_t *pair_words;     // (pair_sets, panels, block_rows)
-  uint8_t *pair_some;       // (pair_sets, panels, tiles)
+  uint64_t *pair_words;     // (pair_sets, block_rows, panels)
+  Range *pair_range;        // (pair_sets, tiles): panels that hold a pair
   float *scores;            // (MR, PANEL)
   Row *row;
   float *factor;            // (heads, block_rows): from what is kept to weights or their roots, 0 in rows that do not count

@@ -75,7 +75,7 @@ Block<E> lay_out_block(Cutter &cutter, const mh_problem &p, const mh_wanted &w, 
   b.seen = cutter.take<uint8_t>(p.heads * d.panels * d.tiles);
   b.allowed = cutter.take<uint64_t>(lines);
   b.pair_words = cutter.take<uint64_t>(w.pair_sets * lines);
-  b.pair_some = cutter.take<uint8_t>(w.pair_sets * d.panels * d.tiles);
+  b.pair_range = cutter.take<Range>(w.pair_sets * d.tiles);
   b.scores = cutter.take<float>(MR * PANEL);
   b.row = cutter.take<Row>(d.block_rows);
   b.factor = cutter.take<float>(p.heads * d.block_rows);
