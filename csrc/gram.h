@@ -62,6 +62,7 @@ class LastLook {
     const bool some = b_.kind(f_, head, panel, tile) != 0;
     const float *factor = b_.factor + head * f_.block_rows;
     vf held[VECTORS];
+    const bool columns = sums_.columns;
     each<VECTORS>([&](auto c) __attribute__((always_inline)) { held[c] = b_.held[head * VECTORS + c]; });
     for (int64_t r = first; r < end; r++) {
       if (!some || factor[r] == 0.f) {
@@ -73,7 +74,7 @@ class LastLook {
       each<VECTORS>([&](auto c) __attribute__((always_inline)) {
         const vf e = load(line + c * W) * by;
         store(roots + r * PANEL + c * W, e);
-        held[c] = fma(e, e, held[c]);
+        if (columns) held[c] = fma(e, e, held[c]);
       });
     }
     each<VECTORS>([&](auto c) __attribute__((always_inline)) { b_.held[head * VECTORS + c] = held[c]; });
@@ -95,10 +96,14 @@ class LastLook {
   }
 
   void multiply_heads() {
-    for (int64_t h = 0; h < padded_; h += SIDE)
-      for (int64_t g = 0; g <= h; g += SIDE) multiply_square(h, g);
+    for (int64_t h = 0; h < padded_; h += SIDE) {
+      for (int64_t g = 0; g < h; g += SIDE) multiply_square<false>(h, g);
+      multiply_square<true>(h, h);
+    }
   }
 
+  // SAME: the heads of both sides are the same, half of whose products are enough.
+  template <bool SAME>
   void multiply_square(int64_t h, int64_t g) {
     vf acc[SIDE][SIDE];
     each<SIDE>([&](auto x) __attribute__((always_inline)) {
@@ -109,8 +114,10 @@ class LastLook {
       vf a[SIDE];
       each<SIDE>([&](auto x) __attribute__((always_inline)) { a[x] = load(left + x * MR * PANEL + at); });
       each<SIDE>([&](auto y) __attribute__((always_inline)) {
-        const vf other = load(right + y * MR * PANEL + at);
-        each<SIDE>([&](auto x) __attribute__((always_inline)) { acc[x][y] = fma(a[x], other, acc[x][y]); });
+        const vf other = SAME ? a[y] : load(right + y * MR * PANEL + at);
+        each<SIDE>([&](auto x) __attribute__((always_inline)) {
+          if constexpr (!SAME || y <= x) acc[x][y] = fma(a[x], other, acc[x][y]);
+        });
       });
     }
     each<SIDE>([&](auto x) __attribute__((always_inline)) {
