@@ -24,7 +24,7 @@ def assert_found(found, c):
     bounds, top = bounds_of(c, want), found.top_key.long()
     for field in dataclasses.fields(found):
         name = field.name
-        if not getattr(found, name).numel() or name == "link_keys":
+        if getattr(found, name) is None or not getattr(found, name).numel() or name == "link_keys":
             continue
         got, wanted, bound = getattr(found, name).double(), want[name].double(), bounds[name]
         if name in {"top_key", "pair_top"}:
@@ -36,12 +36,13 @@ def assert_found(found, c):
         assert not bool(wrong.any()), f"{name}: {got[wrong][0]} and not {wanted[wrong][0]} within {bound[wrong][0]}"
 
 
+@pytest.mark.parametrize("gram", [True, False], ids=["heads compared", "heads apart"])
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 @pytest.mark.parametrize("name", CASES)
-def test_all_is_found_as_it_is_defined(name, variant):
+def test_all_is_found_as_it_is_defined(name, variant, gram):
     c = made(name, variant=int(variant))
     problem, held = problem_of(c)
-    found = find(LIBRARY, problem, c.wanted, gram=True)
+    found = find(LIBRARY, problem, c.wanted, gram=gram)
     del held
     assert_found(found, c)
 
@@ -104,13 +105,20 @@ def test_what_contradicts_itself_is_refused(change, words):
     del held
 
 
-def call_with(outputs):
+def call_with(outputs, **given):
     """The code of the C entry for small tensors, and whether q and a buffer, in which outputs lie, are as before."""
     q, k, buffer = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 7, 8), torch.zeros(4096)
     centers = torch.arange(5)
     problem = CProblem(abi=1, threads=1, batch=1, heads=2, kv_heads=2, q_len=5, kv_len=7, head_dim=8, scale=0.3)
     problem.q, problem.k = (CTensor(x.data_ptr(), *x.stride()[:3]) for x in (q, k))
     wanted = CWanted(abi=STATISTICS_ABI, bins=1, row_count=5, centers=centers.data_ptr(), least=2)
+    sunk = torch.tensor([1, 0, 0, 1, 0, 0, 0], dtype=torch.uint8)
+    if "sunk_keys" in given:
+        wanted.sunk = sunk.data_ptr()
+    if "packed_size" in given:
+        wanted.packed = -(-buffer.data_ptr() // 64) * 64 + 4096
+    for name, number in given.items():
+        setattr(wanted, name, number)
     found = CFound()
     for name, (where, at) in outputs.items():
         setattr(found, name, {"q": q, "buffer": buffer}[where].data_ptr() + at)
@@ -130,3 +138,28 @@ def test_outputs_over_inputs_or_each_other_are_refused():
         {"offsets": ("buffer", 0), "leaks": ("buffer", 1319)},
     ):
         assert call_with(lie) == (Status.ALIASED, True), lie
+
+
+def test_memory_is_as_large_as_is_said():
+    """How many keys of the sink there are decides how much is written; keys are packed into what is given."""
+    weights = {"sunk_weights": ("buffer", 0)}
+    assert call_with(weights, sunk_keys=2) == (Status.OK, False)
+    for keys in (-1, 0, 1, 3):
+        assert call_with(weights, sunk_keys=keys) == (Status.BAD_SIZE, True)
+    assert call_with({}, packed_size=2 * 64 * 8 * 4) == (Status.OK, False)
+    for size in (-1, 0, 2 * 64 * 8 * 4 - 1):
+        assert call_with({}, packed_size=size) == (Status.BAD_SIZE, True)
+    assert call_with({"peak": ("buffer", 4160)}, packed_size=2 * 64 * 8 * 4) == (Status.ALIASED, True)
+
+
+@pytest.mark.parametrize("gram", [True, False])
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_what_may_not_be_seen_has_no_weight_at_all(variant, gram):
+    """Not even a number too small to matter: an octave without a key is 0, and so is a column that no row sees."""
+    c = made("window", variant=int(variant), pairs=(), kv_len=400)
+    problem, held = problem_of(c)
+    found = find(LIBRARY, problem, c.wanted, gram=gram)
+    del held
+    want = expect(c)
+    for name in ("octaves", "offsets", "columns", "pooled", "sunk_weights"):
+        assert bool((getattr(found, name)[want[name] == 0] == 0).all()), name
