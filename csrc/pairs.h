@@ -19,7 +19,8 @@ class PairSets {
       if (head > 0 && !(pairs.dense && pairs.dense_head)) continue;
       for (int64_t tile = 0; tile < f_.tiles; tile++) {
         Range range{f_.panels, 0};
-        for (int64_t r = tile * MR; r < at_most((tile + 1) * MR, b_.rows); r++) lay_out(pairs, head, r, words_of(set, r), range);
+        for (int64_t r = tile * MR; r < at_most((tile + 1) * MR, b_.rows); r++)
+          lay_out(pairs, head, r, words_of(set, r), range);
         b_.pair_range[set * f_.tiles + tile] = range;
       }
     }

@@ -1,4 +1,4 @@
-// Powers of 2 of numbers below 127, to about 2e-7 of the result. 2^LOWEST is exactly 0, and so small numbers are raised to it
+// Powers of 2 of numbers below 127, to about 2e-7 of the result. 2^LOWEST is exactly 0; smaller numbers are raised to it
 // beforehand.
 #pragma once
 
@@ -27,7 +27,9 @@ MH_INLINE void powers_of(const vf (&x)[N], vf by, vf (&p)[N]) {
   vf shifted[N], rest[N], term[N];
   each<N>([&](auto c) __attribute__((always_inline)) { shifted[c] = fma(x[c], by, magic); });
   each<N>([&](auto c) __attribute__((always_inline)) { rest[c] = shifted[c] - magic; });
-  each<N>([&](auto c) __attribute__((always_inline)) { p[c] = (vf)_mm512_permutex2var_epi32(low, (__m512i)shifted[c], high); });
+  each<N>([&](auto c) __attribute__((always_inline)) {
+    p[c] = (vf)_mm512_permutex2var_epi32(low, (__m512i)shifted[c], high);
+  });
   each<N>([&](auto c) __attribute__((always_inline)) { rest[c] = fms(x[c], by, rest[c]); });
   each<N>([&](auto c) __attribute__((always_inline)) {
     p[c] = (vf)_mm512_add_epi32((__m512i)p[c], _mm512_slli_epi32((__m512i)shifted[c], 18));

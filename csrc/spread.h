@@ -49,7 +49,8 @@ class Spread {
 
   // Some rows of a tile and a panel: which keys each may see, their scores and the largest of each lane.
   MH_INLINE void add(int64_t index, int64_t start, int rows, const uint64_t *allowed, const float *scores, const vf *most) {
-    if (f_.kept[index] == ~uint64_t{0} && !f_.sunk[index]) return (this->*clean_)(index, start, rows, allowed, scores, most);
+    if (f_.kept[index] == ~uint64_t{0} && !f_.sunk[index])
+      return (this->*clean_)(index, start, rows, allowed, scores, most);
     for (int r = 0; r < rows; r++) {
       Row &row = b_.row[start + r];
       row.sees += __builtin_popcountll(allowed[r] & f_.kept[index]);
@@ -101,7 +102,8 @@ class Spread {
     const int64_t key = index * PANEL;
     for (int r = 0; r < rows; r++, row++, line += PANEL, scores += PANEL) {
       row->sees += __builtin_popcountll(allowed[r]);
-      if (__builtin_expect(any_above(most[r], splat(row->peak)), 0)) meet_larger(index, start + r, allowed[r], scores, most[r]);
+      if (__builtin_expect(any_above(most[r], splat(row->peak)), 0))
+        meet_larger(index, start + r, allowed[r], scores, most[r]);
       if (__builtin_expect(row->ref == -INF, 0)) {
         nothing(line);
         continue;

@@ -14,7 +14,8 @@ struct Division {
 
   // `together`: what is kept of all heads, else of one, which is to stay in the nearer caches.
   Division(const mh_problem &p, const mh_wanted &wanted, bool together) {
-    constexpr int64_t STASH = 12 << 20, STASH_ONE = 400 << 10, FEW_TILES = 4, MOST_TILES = 16, MOST_CHUNKS = 16, SUMS = 64 << 20;
+    constexpr int64_t STASH = 12 << 20, STASH_ONE = 400 << 10, SUMS = 64 << 20;
+    constexpr int64_t FEW_TILES = 4, MOST_TILES = 16, MOST_CHUNKS = 16;
     panels = (p.kv_len + PANEL - 1) / PANEL;
     const int64_t one = panels * PANEL * static_cast<int64_t>(sizeof(float)), line = p.heads * one;
     const int64_t some = at_least(FEW_TILES, at_most(MOST_TILES, wanted.row_count / (MR * MOST_CHUNKS)));
@@ -295,7 +296,8 @@ int measure(const mh_problem &p, const mh_wanted &w, const mh_found &found) {
     const KeyWords &k = shared.words;
     const int64_t words = words_of<E>(p.head_dim), size = p.kv_heads * d.panels * words * PANEL;
     auto *keys = w.packed ? static_cast<typename E::Word *>(w.packed) + batch * size : shared.keys;
-    const Facts f{p, w, found, scoring, plain, unit, unit * (together ? LOG2E / 2 : LOG2E), together, batch, d.panels, words, d.block_rows,
+    const float to_log2 = unit * (together ? LOG2E / 2 : LOG2E);
+    const Facts f{p, w, found, scoring, plain, unit, to_log2, together, batch, d.panels, words, d.block_rows,
                   d.tiles, keys, k.kept, k.sunk, k.sunk_at, w.centers + batch * w.centers_batch,
                   w.q_kept ? w.q_kept + batch * w.q_kept_batch : nullptr,
                   w.q_bins ? w.q_bins + batch * w.q_bins_batch : nullptr, k.pieces, k.piece_at};
