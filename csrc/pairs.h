@@ -43,11 +43,19 @@ class PairSets {
     int32_t seen, seen_sunk;
   };
 
+  // A bound beyond any distance, far from overflow, for one that is farther.
+  static int64_t near_enough(int64_t bound) { return at_most(at_least(bound, -FAR), FAR); }
+
   // The words of a set and a row, one a panel.
   uint64_t *words_of(int64_t set, int64_t r) const { return b_.pair_words + (set * f_.block_rows + r) * f_.panels; }
 
   void lay_out(const mh_pairs &pairs, int64_t head, int64_t r, uint64_t *words, Range &range) const {
-    for (int64_t panel = 0; panel < f_.panels; panel++) {
+    // The keys that the bounds let in.
+    const int64_t center = f_.centers[b_.first + r];
+    const int64_t first = at_least(0, center - near_enough(pairs.high));
+    const int64_t last = at_most(f_.p.kv_len - 1, center - near_enough(pairs.low));
+    std::memset(words, 0, sizeof *words * static_cast<size_t>(f_.panels));
+    for (int64_t panel = first / PANEL; panel * PANEL <= last; panel++) {
       words[panel] = word_of(pairs, head, panel, r);
       if (!words[panel]) continue;
       range.from = at_most(range.from, panel);
@@ -58,7 +66,7 @@ class PairSets {
   uint64_t word_of(const mh_pairs &pairs, int64_t head, int64_t panel, int64_t r) const {
     const int64_t place = b_.first + r, key = panel * PANEL, keys = at_most(PANEL, f_.p.kv_len - key);
     const int64_t ahead = f_.centers[place] - key;
-    const int64_t low = at_least(pairs.low, -FAR), high = at_most(pairs.high, FAR);
+    const int64_t low = near_enough(pairs.low), high = near_enough(pairs.high);
     uint64_t word = bits_between(ahead - high, ahead - low) & f_.kept[panel];
     if (!word) return 0;
     if (pairs.without != INT64_MIN) {

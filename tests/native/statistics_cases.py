@@ -24,6 +24,8 @@ def sets():
         Pairs(dense=torch.rand(2, 4, 37, 30) < 0.5, dense_first=50),
         Pairs(dense=torch.rand(1, 1, 37, 150) < 0.02),
         Pairs(low=400, high=500),
+        Pairs(low=2**63 - 1),
+        Pairs(high=-(2**63)),
     )
 
 
