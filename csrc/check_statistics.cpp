@@ -55,13 +55,27 @@ int check_pairs(const mh_problem &p, const mh_wanted &w) {
   return MH_OK;
 }
 
+// Keys of the sink in all batch rows.
+int64_t count_sunk(const mh_problem &p, const mh_wanted &w) {
+  int64_t count = 0;
+  for (int64_t b = 0; w.sunk && b < p.batch; b++)
+    for (int64_t j = 0; j < p.kv_len; j++)
+      count += w.sunk[b * w.sunk_batch + j] && (!w.k_kept || w.k_kept[b * w.k_kept_batch + j]);
+  return count;
+}
+
+int check_links(const mh_wanted &w) {
+  if (!fits(w.links, 64) || !fits(w.link_count, w.row_count)) return MH_BAD_SIZE;
+  if (!aligned(w.link_rows, 8)) return MH_BAD_POINTER;
+  for (int64_t i = 0; w.link_rows && i < w.link_count; i++)
+    if (!fits(w.link_rows[i], w.row_count - 1) || (i > 0 && w.link_rows[i] <= w.link_rows[i - 1])) return MH_BAD_SIZE;
+  return MH_OK;
+}
+
 // Each output beside everything that is read and every other output.
 int check_overlap(const mh_problem &p, const mh_wanted &w, const mh_found &f) {
   const int64_t heads = p.batch * p.heads, rows = heads * w.row_count, sets = w.pair_sets * rows, keys = heads * p.kv_len;
-  int64_t sunk = 0;
-  for (int64_t b = 0; w.sunk && b < p.batch; b++)
-    for (int64_t j = 0; j < p.kv_len; j++) sunk += w.sunk[b * w.sunk_batch + j] != 0;
-  sunk *= p.heads * w.row_count;
+  const int64_t sunk = w.sunk ? w.sunk_keys * p.heads * w.row_count : 0, links = heads * w.link_count * w.links;
   const int64_t map = heads * w.bins * w.bins;
   const struct {
     const void *data;
@@ -77,7 +91,8 @@ int check_overlap(const mh_problem &p, const mh_wanted &w, const mh_found &f) {
       {f.pooled, 8 * map},        {f.pooled_content, 8 * map},    {f.gram, 8 * heads * p.heads},
       {f.pair_weight, 4 * sets},  {f.pair_sunk, 4 * sets},        {f.pair_seen, 4 * sets},
       {f.pair_seen_sunk, 4 * sets},                               {f.pair_top, sets},
-      {f.leaks, p.batch},
+      {f.link_keys, 4 * links},   {f.link_weights, 4 * links},    {f.leaks, p.batch},
+      {w.packed_ready ? nullptr : w.packed, w.packed_size},
   };
   for (const auto &one : outputs) {
     if (!one.data || one.bytes == 0) continue;
@@ -104,15 +119,19 @@ int check_wanted(const mh_problem &p, const mh_wanted *wanted, const mh_found *f
   if (int status = check_bins(w.q_bins, p.batch, w.q_bins_batch, w.row_count, 0, w.bins)) return status;
   if (int status = check_bins(w.k_bins, p.batch, w.k_bins_batch, p.kv_len, -1, w.bins)) return status;
   if (int status = check_pairs(p, w)) return status;
+  if (int status = check_links(w)) return status;
   if (!aligned(w.packed, 64) || (w.packed_ready && !w.packed)) return MH_BAD_POINTER;
+  if (!fits(w.packed_size, MOST)) return MH_BAD_SIZE;
   if (w.sunk && !found->sunk_weights) return MH_BAD_POINTER;
+  if (w.sunk && w.sunk_keys != count_sunk(p, w)) return MH_BAD_SIZE;
   for (const void *made : {static_cast<const void *>(found->sees), static_cast<const void *>(found->sees_sunk),
                            static_cast<const void *>(found->top_key), static_cast<const void *>(found->pair_seen),
-                           static_cast<const void *>(found->pair_seen_sunk)})
+                           static_cast<const void *>(found->pair_seen_sunk), static_cast<const void *>(found->link_keys)})
     if (!aligned(made, 4)) return MH_BAD_POINTER;
   for (const float *made : {found->peak, found->top, found->entropy, found->sink, found->sunk, found->left,
                             found->left_entropy, found->squares, found->distance, found->distance_absolute, found->lse,
-                            found->offsets, found->octaves, found->sunk_weights, found->pair_weight, found->pair_sunk})
+                            found->offsets, found->octaves, found->sunk_weights, found->pair_weight, found->pair_sunk,
+                            found->link_weights})
     if (!aligned(made, 4)) return MH_BAD_POINTER;
   for (const double *made : {found->columns, found->pooled, found->pooled_content, found->gram})
     if (!aligned(made, 8)) return MH_BAD_POINTER;

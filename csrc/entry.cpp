@@ -48,6 +48,7 @@ int mh_statistics(const mh_problem *problem, const mh_wanted *wanted, const mh_f
   if (int status = mh::check_wanted(*problem, wanted, found)) return status;
   const Kernels *kernels = kernels_for(problem->variant);
   if (!kernels) return MH_NO_VARIANT;
+  if (wanted->packed && wanted->packed_size < kernels->packed_bytes(*problem)) return MH_BAD_SIZE;
   if (writes_nothing(*problem) || problem->kv_len == 0 || wanted->row_count == 0) return MH_OK;
   return kernels->statistics(*problem, *wanted, *found);
 }

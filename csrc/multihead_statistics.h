@@ -16,6 +16,7 @@
  *                                                  small product with them
  *   sets of pairs (targets, same token, induction) pair_*
  *   heads alike                                    gram; what the sink's keys add follows from sunk_weights
+ *   strongest links                                link_keys, link_weights
  */
 #ifndef MULTIHEAD_STATISTICS_H
 #define MULTIHEAD_STATISTICS_H
@@ -26,7 +27,7 @@
 extern "C" {
 #endif
 
-#define MH_STATISTICS_ABI 1
+#define MH_STATISTICS_ABI 2
 
 enum {
   MH_FARTHEST = 16,               /* distances that are told one by one */
@@ -59,6 +60,7 @@ typedef struct mh_wanted {
   int64_t k_kept_batch;
   const uint8_t *sunk;         /* (kv_len) keys of the sink, or NULL: none; all are kept */
   int64_t sunk_batch;
+  int64_t sunk_keys;           /* how many keys of the sink there are in all batch rows: the room of sunk_weights */
   const int32_t *q_bins;       /* (row_count) from 0 to bins - 1; NULL: 0 */
   int64_t q_bins_batch;
   const int32_t *k_bins;       /* (kv_len) from 0 to bins - 1, never falling, or -1: in no bin */
@@ -66,7 +68,11 @@ typedef struct mh_wanted {
   const mh_pairs *pairs;
   int64_t pair_sets;           /* at most 64 */
   int64_t least;
-  void *packed;                /* memory for keys as the kernel reads them, mh_packed_bytes, or NULL */
+  const int64_t *link_rows;    /* (link_count) places among the rows looked at, rising; NULL: the first ones */
+  int64_t link_count;
+  int64_t links;               /* strongest links that are told of each of them, at most 64 */
+  void *packed;                /* memory for keys as the kernel reads them, or NULL */
+  int64_t packed_size;         /* its bytes, at least mh_packed_bytes */
   int32_t packed_ready;        /* 1: an earlier call with the same keys and variant has filled it */
   int32_t reserved;
 } mh_wanted;
@@ -92,6 +98,10 @@ typedef struct mh_found {
   float *pair_weight, *pair_sunk;
   int32_t *pair_seen, *pair_seen_sunk;
   uint8_t *pair_top;
+  /* (batch, heads, link_count, links): the visible keys that are kept, the sink's too, of largest score, the lower of
+   * equal ones first, and their weights; -1 and 0 where a row sees no more. Rows need not count. */
+  int32_t *link_keys;
+  float *link_weights;
   uint8_t *leaks;              /* (batch): whether a key that is not kept gets weight from a query that is */
 } mh_found;
 

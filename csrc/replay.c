@@ -6,7 +6,7 @@
  * A file is "MHREPLAY", the int64 1, then chunks: a name (24 bytes), the size of an element (int32), 0 (int32), the
  * bytes that follow (int64), those bytes, and zeros up to a multiple of 8. A chunk is one field of the job below: an
  * int64, a double, or the memory of a tensor. A chunk `run`, with the name of an entry, runs what was given since the
- * last one. To replay another entry, add its fields to the job and the entry to ENTRIES.
+ * last one. To replay another entry, add its fields to the job (replay_job.h) and the entry to ENTRIES.
  *
  * Every tensor is placed against the end of what the process may touch, or against its beginning, and inputs cannot be
  * written to. Answers must be the same, bit for bit, for each number of threads. The exit status is 0 when all agree, 1
@@ -14,65 +14,20 @@
  */
 #include <math.h>
 #include <signal.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "multihead.h"
+#include "replay_job.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-enum { MOST = 8, LABEL = 200 };
-
-/* One problem with what is expected of it. Expected numbers are contiguous float32, their bounds one for each row. */
-typedef struct job {
-  mh_problem problem;
-  mh_tensor out;
-  float *lse;
-  const float *out_expected, *out_bound, *lse_expected, *lse_bound;
-  int64_t status;
-  const char *label;
-} job;
-
-enum kind { I32, I64, F32, INPUT, OUTPUT, PLAIN };
-
-typedef struct field {
-  const char *name;
-  size_t at;
-  enum kind kind;
-} field;
-
-#define OF(name, kind) {#name, offsetof(job, problem.name), kind}
-#define TENSOR(name) OF(name.data, INPUT), OF(name.batch, I64), OF(name.head, I64), OF(name.row, I64)
-
-static const field FIELDS[] = {
-    OF(dtype, I32), OF(batch, I64), OF(heads, I64), OF(kv_heads, I64), OF(q_len, I64), OF(kv_len, I64),
-    OF(head_dim, I64), OF(v_head_dim, I64), TENSOR(q), TENSOR(k), TENSOR(v), OF(scale, F32), OF(softcap, F32),
-    OF(q_offset, I64), OF(sinks, INPUT),
-    OF(mask.window, INPUT), OF(mask.window_batch, I64), OF(mask.window_head, I64),
-    OF(mask.q_ids, INPUT), OF(mask.k_ids, INPUT), OF(mask.q_ids_batch, I64), OF(mask.k_ids_batch, I64),
-    OF(mask.keep, INPUT), OF(mask.keep_batch, I64),
-    OF(mask.dense, INPUT), OF(mask.dense_batch, I64), OF(mask.dense_head, I64), OF(mask.dense_row, I64),
-    OF(mask.dense_col, I64),
-    OF(mask.tile_class, INPUT), OF(mask.tile_index, INPUT), OF(mask.tile_bits, INPUT), OF(mask.tile_batch, I64),
-    OF(mask.tile_head, I64), OF(mask.q_tiles, I64), OF(mask.k_tiles, I64), OF(mask.tile_count, I64),
-    OF(bias.slopes, INPUT), OF(bias.table, INPUT), OF(bias.table_first, I64), OF(bias.table_len, I64),
-    OF(bias.dense, INPUT), OF(bias.dense_dtype, I32), OF(bias.dense_batch, I64), OF(bias.dense_head, I64),
-    OF(bias.dense_row, I64), OF(bias.dense_col, I64),
-    {"out.data", offsetof(job, out.data), OUTPUT}, {"out.batch", offsetof(job, out.batch), I64},
-    {"out.head", offsetof(job, out.head), I64}, {"out.row", offsetof(job, out.row), I64},
-    {"lse", offsetof(job, lse), OUTPUT},
-    {"out.expected", offsetof(job, out_expected), PLAIN}, {"out.bound", offsetof(job, out_bound), PLAIN},
-    {"lse.expected", offsetof(job, lse_expected), PLAIN}, {"lse.bound", offsetof(job, lse_bound), PLAIN},
-    {"status", offsetof(job, status), I64}, {"label", offsetof(job, label), PLAIN},
-};
-enum { N_FIELDS = sizeof FIELDS / sizeof *FIELDS };
+enum { MOST = 8, LABEL = 200, MOST_PLACES = 400, MOST_OUTPUTS = 2 + N_FOUND };
 
 /* Memory that ends, or begins, where the process may touch nothing more. */
 typedef struct place {
@@ -84,11 +39,11 @@ typedef struct place {
 } place;
 
 typedef struct answer { /* outputs of the first number of threads, as they lie in memory */
-  char *bytes[MOST];
+  char *bytes[MOST_OUTPUTS];
 } answer;
 
 static job now;
-static place places[N_FIELDS];
+static place places[MOST_PLACES];
 static int n_places, failures, problems;
 static double worst;
 static char label[LABEL] = "nothing yet";
@@ -149,7 +104,7 @@ static void release(place *p) { munmap(p->block, p->block_len); }
 #endif
 
 static const void *put(const field *f, const char *given, size_t len, int unit) {
-  if (n_places == N_FIELDS) stop("a tensor given twice");
+  if (n_places == MOST_PLACES) stop("too many tensors");
   place *p = &places[n_places++];
   *p = (place){.given = given, .len = len, .kind = f->kind, .unit = unit};
   claim(p);
@@ -164,6 +119,10 @@ static void set(const char *name, int unit, const char *given, size_t len) {
     stop("a chunk that is none of the job");
   }
   char *to = (char *)&now + f->at;
+  if (f->at >= offsetof(job, pairs) && f->at < offsetof(job, pair)) {
+    if (now.pair < 0 || now.pair > 63) stop("too many sets of pairs");
+    to += (size_t)now.pair * sizeof *now.pairs;
+  }
   if (f->kind < INPUT && len != 8) stop("a number that is not 8 bytes");
   if (f->kind >= INPUT && (unit < 1 || len % (size_t)unit)) stop("a tensor of half an element");
   int64_t whole = 0;
@@ -256,13 +215,49 @@ static void check_forward(const char *variant, int threads) {
       fail(variant, threads, "something beside the output was written to");
 }
 
+static double number(const void *data, enum element element, size_t at) {
+  if (element == WHOLE) return ((const int32_t *)data)[at];
+  if (element == REAL) return ((const float *)data)[at];
+  return element == DOUBLE ? ((const double *)data)[at] : ((const uint8_t *)data)[at];
+}
+
+/* Compares one of the things found, if it was asked for, and says the first number that differs. */
+static void check_found(const char *name, int which, const void *data, enum element element, const char *variant,
+                        int threads) {
+  const float *want = now.want[which], *bound = now.bound[which];
+  if (!data || !want || !bound) return;
+  const place *p = places;
+  while (p < places + n_places && p->data != data) p++;
+  if (p == places + n_places) stop("an output that lies nowhere");
+  size_t count = p->len / (size_t)p->unit, wrong = 0, first = 0;
+  for (size_t i = 0; i < count; i++)
+    if (!isnan(want[i]) && !agrees((float)number(data, element, i), want[i], bound[i]) && !wrong++) first = i;
+  if (!wrong) return;
+  char said[200];
+  snprintf(said, sizeof said, "%s[%d] is %.9g, not %.9g within %.3g (%d of %d wrong)", name, (int)first,
+           number(data, element, first), (double)want[first], (double)bound[first], (int)wrong, (int)count);
+  fail(variant, threads, said);
+}
+
+static void check_statistics(const char *variant, int threads) {
+#define CHECK(name, element) check_found(#name, AT_##name, now.found.name, element, variant, threads);
+  EACH_FOUND(CHECK)
+#undef CHECK
+}
+
+static int run_statistics(void) {
+  now.wanted.abi = MH_STATISTICS_ABI;
+  now.wanted.pairs = now.pairs;
+  return mh_statistics(&now.problem, &now.wanted, &now.found);
+}
+
 static int run_forward(void) { return mh_forward(&now.problem, &now.out, now.lse); }
 
 static const struct entry {
   const char *name;
   int (*run)(void);
   void (*check)(const char *variant, int threads);
-} ENTRIES[] = {{"forward", run_forward, check_forward}};
+} ENTRIES[] = {{"forward", run_forward, check_forward}, {"statistics", run_statistics, check_statistics}};
 
 /* A refused problem must have left its outputs alone. */
 static void check_untouched(const char *variant, int threads) {
@@ -272,7 +267,7 @@ static void check_untouched(const char *variant, int threads) {
 
 static void check_same(answer *first, const char *variant, int threads) {
   for (int i = 0, n = 0; i < n_places; i++) {
-    if (places[i].kind != OUTPUT || n == MOST) continue;
+    if (places[i].kind != OUTPUT || n == MOST_OUTPUTS) continue;
     char **kept = &first->bytes[n++];
     if (*kept && memcmp(*kept, places[i].data, places[i].len)) fail(variant, threads, "not what other threads gave");
     if (*kept) continue;
@@ -304,7 +299,7 @@ static void replay(const struct entry *e, int variant, const int *threads, int n
       check_same(&first, name, threads[t]);
     }
   }
-  for (int i = 0; i < MOST; i++) free(first.bytes[i]);
+  for (int i = 0; i < MOST_OUTPUTS; i++) free(first.bytes[i]);
 }
 
 static void run(const char *name, size_t len, int variants, const int *threads, int n_threads) {

@@ -1,6 +1,7 @@
 // Scores of a block of rows and all keys of one head, tile by tile.
 #pragma once
 
+#include "links.h"
 #include "spread.h"
 
 namespace mh {
@@ -10,12 +11,14 @@ template <class E, class T>
 class Scores {
  public:
   Scores(const Facts &f, Block<E> &b, int64_t head)
-      : f_(f), b_(b), head_(head), sight_(f.p, f.batch, head), adjust_(f.p, f.batch, head), spread_(f, b, head) {}
+      : f_(f), b_(b), head_(head), sight_(f.p, f.batch, head), adjust_(f.p, f.batch, head), spread_(f, b, head),
+        links_(f, b, head) {}
 
   void run() {
     take_queries();
     find_reach();
     for (int64_t r = 0; r < b_.rows; r++) spread_.begin(r);
+    links_.begin();
     for (int64_t index = 0; index < f_.panels; index++) {
       if (index < b_.from || index >= b_.to) {
         std::memset(&b_.kind(f_, head_, index, 0), 0, static_cast<size_t>(f_.tiles));
@@ -25,6 +28,7 @@ class Scores {
       for (int64_t tile = 0; tile < f_.tiles; tile++) through(panel, tile);
     }
     for (int64_t r = 0; r < b_.rows; r++) spread_.end(r);
+    if (links_.asked()) links_.tell();
   }
 
  private:
@@ -34,6 +38,7 @@ class Scores {
   Sight sight_;
   Adjust adjust_;
   Spread<E> spread_;
+  Links<E> links_;
 
   void take_queries() {
     const mh_tensor &q = f_.p.q;
@@ -98,7 +103,9 @@ class Scores {
       fill_bias(panel, start, rows);
       score_tile<E, false>(f_.scoring, b_.q + start * f_.words, k, f_.words, b_.bias, hidden, b_.scores, most);
     }
-    for (int r = 0; r < rows; r++) spread_.add(index, start + r, allowed[r], b_.scores + r * PANEL, most[r]);
+    spread_.add(index, start, rows, allowed, b_.scores, most);
+    if (!links_.asked()) return;
+    for (int r = 0; r < rows; r++) links_.take(index, start + r, allowed[r], b_.scores + r * PANEL, most[r]);
   }
 
   // The keys of the next panel come nearer while this one is at work, a part with each tile.

@@ -128,6 +128,15 @@ MH_INLINE vf pick(uint32_t bits, vf yes, vf no) {
 #endif
 }
 
+// a + x in the lanes whose bit is set, a in the others.
+MH_INLINE vf add_where(uint32_t bits, vf a, vf x) {
+#if defined(__AVX512F__)
+  return _mm512_mask_add_ps(a, static_cast<__mmask16>(bits), a, x);
+#else
+  return a + pick(bits, x, vf{});
+#endif
+}
+
 // Whether any lane of a exceeds b; false for NaN.
 MH_INLINE bool any_above(vf a, vf b) {
 #if defined(__AVX512F__)

@@ -1,5 +1,6 @@
-// What a block of rows works with. Scores become roots of weights as they are made, relative to what the row has met so
-// far, and these are kept until the rows of all heads are settled: then weights follow without a second product.
+// What a block of rows works with. Scores become weights as they are made, relative to what the row has met so far, and
+// these are kept until the rows of a head are settled: then weights follow without a second product. Where heads are
+// compared their roots are kept instead, until the rows of all heads are settled.
 #pragma once
 
 #include "multihead_statistics.h"
@@ -17,6 +18,10 @@ struct Piece {
   int32_t bin, from, to;
 };
 
+struct Range {
+  int64_t from, to;
+};
+
 // What all blocks of one batch row share.
 struct Facts {
   const mh_problem &p;
@@ -24,7 +29,8 @@ struct Facts {
   const mh_found &found;
   Scoring scoring;
   bool plain;             // scores are left as products; what makes natural units of them is `unit`
-  float unit, half_log2;  // half_log2: from scores to powers of 2, of the root of a weight
+  float unit, to_log2;    // to_log2: from scores to powers of 2 of what is kept
+  bool together;          // roots of all heads are kept, not weights of one
   int64_t batch, panels, words, block_rows, tiles;
   const void *keys;        // packed, (kv_heads, panels, words * PANEL)
   const uint64_t *kept, *sunk;  // a word a panel
@@ -40,33 +46,45 @@ struct Facts {
   int64_t at(int64_t head, int64_t place) const { return (batch * p.heads + head) * wanted.row_count + place; }
 };
 
+// What is known of a row so far.
+struct Row {
+  vf mass, level, square, reach;  // sums over the current segment, over the row, over the row, over one side of it
+  float peak, ref, limit;         // largest score; what weights are relative to; a score above which that is raised
+  float pad, sunk, sunk_level, back;
+  float scale;                    // 1 / the sum of the row
+  int32_t segment, sees, sees_sunk, top_key;
+  int64_t edge, center;
+  float segments[SEGMENTS];
+};
+
 // A block of rows at work. Rows are counted from its first; there are block_rows of them in memory.
 template <class E>
 struct Block {
   int64_t first, rows;      // among those looked at
   typename E::Word *q;      // (tiles, words, MR)
   float *bias;              // (MR, PANEL)
-  float *stash;             // (panels, tiles, heads, MR, PANEL): roots of weights
+  float *stash;             // (panels, tiles, heads or 1, MR, PANEL): weights, or roots of weights
   uint8_t *seen;            // (heads, panels, tiles): class
   uint64_t *allowed;        // (panels, block_rows), of one head
-  uint64_t *pair_words;     // (pair_sets, panels, block_rows)
-  uint8_t *pair_some;       // (pair_sets, panels, tiles)
+  uint64_t *pair_words;     // (pair_sets, block_rows, panels)
+  Range *pair_range;        // (pair_sets, tiles): panels that hold a pair
   float *scores;            // (MR, PANEL)
-  vf *mass, *level, *square, *reach;  // of each row: sums over the current segment and over the row
-  float *peak, *ref, *limit;  // largest score; what weights are relative to; a score above which that is raised
-  float *pad, *sunk, *sunk_level, *back, *segments;
-  int64_t *edge;
-  int32_t *segment, *sees, *sees_sunk, *top_key;
-  float *factor;            // (heads, block_rows): from kept roots to roots of weights, 0 in rows that do not count
-  float *scale;             // of one head: 1 / the sum of the row
+  Row *row;
+  float *factor;            // (heads, block_rows): from what is kept to weights or their roots, 0 in rows that do not count
   float *roots;             // (heads, MR * PANEL)
   vf *held;                 // (heads, VECTORS): weights on the keys of a panel
   vf *products;             // of pairs of heads
+  int64_t link_first, link_last;  // which of the rows whose links are asked for
+  int32_t *link_at;         // of each row its place among them, or -1
+  float *link_scores;       // (those rows, links), the largest first
+  int32_t *link_keys;
+  int64_t *link_counts;     // how many are held
   int64_t from, to;         // panels that some row of the head may see
   bool leaks;
 
   MH_INLINE float *line(const Facts &f, int64_t head, int64_t panel, int64_t row) const {
-    return stash + (((panel * f.tiles + row / MR) * f.p.heads + head) * MR + row % MR) * PANEL;
+    const int64_t tile = panel * f.tiles + row / MR;
+    return stash + ((f.together ? tile * f.p.heads + head : tile) * MR + row % MR) * PANEL;
   }
   MH_INLINE uint8_t &kind(const Facts &f, int64_t head, int64_t panel, int64_t tile) const {
     return seen[(head * f.panels + panel) * f.tiles + tile];
@@ -92,6 +110,20 @@ __attribute__((noinline)) void score_tile(const Scoring &scoring, const typename
       most[r] = at == 0 ? top : vmax(most[r], top);
     });
   }
+}
+
+// The keys of a panel whose score is a given one.
+MH_INLINE uint64_t keys_with(const float *scores, float score) {
+  uint64_t word = 0;
+  for (int c = 0; c < VECTORS; c++) {
+#if defined(__AVX512F__)
+    const auto same = _mm512_cmp_ps_mask(load(scores + c * W), splat(score), _CMP_EQ_OQ);
+    word |= static_cast<uint64_t>(same) << (c * W);
+#else
+    for (int i = 0; i < W; i++) word |= static_cast<uint64_t>(scores[c * W + i] == score) << (c * W + i);
+#endif
+  }
+  return word;
 }
 
 // The largest score of a row and a panel among some keys.

@@ -12,11 +12,14 @@ namespace MH_VARIANT {
 struct Division {
   int64_t panels, block_rows, tiles, blocks, chunk_blocks, chunks;
 
-  Division(const mh_problem &p, const mh_wanted &wanted) {
-    constexpr int64_t STASH = 12 << 20, MOST_TILES = 4, MOST_CHUNKS = 16, SUMS = 64 << 20;
+  // `together`: what is kept of all heads, else of one, which is to stay in the nearer caches.
+  Division(const mh_problem &p, const mh_wanted &wanted, bool together) {
+    constexpr int64_t STASH = 12 << 20, STASH_ONE = 400 << 10, SUMS = 64 << 20;
+    constexpr int64_t FEW_TILES = 4, MOST_TILES = 16, MOST_CHUNKS = 16;
     panels = (p.kv_len + PANEL - 1) / PANEL;
-    const int64_t line = p.heads * panels * PANEL * static_cast<int64_t>(sizeof(float));
-    tiles = at_least(1, at_most(MOST_TILES, STASH / (line * MR)));
+    const int64_t one = panels * PANEL * static_cast<int64_t>(sizeof(float)), line = p.heads * one;
+    const int64_t some = at_least(FEW_TILES, at_most(MOST_TILES, wanted.row_count / (MR * MOST_CHUNKS)));
+    tiles = at_least(1, together ? at_most(FEW_TILES, STASH / (line * MR)) : at_most(some, STASH_ONE / (one * MR)));
     block_rows = tiles * MR;
     blocks = (wanted.row_count + block_rows - 1) / block_rows;
     const int64_t wanted_chunks = at_least(1, at_most(MOST_CHUNKS, SUMS / line));
@@ -62,29 +65,28 @@ struct KeyWords {
 };
 
 template <class E>
-Block<E> lay_out_block(Cutter &cutter, const mh_problem &p, const mh_wanted &w, const Division &d) {
+Block<E> lay_out_block(Cutter &cutter, const mh_problem &p, const mh_wanted &w, const Division &d, bool together) {
   using Word = typename E::Word;
   const int64_t words = words_of<E>(p.head_dim), lines = d.panels * d.block_rows;
   const int64_t padded = round_up(p.heads, SIDE);
   Block<E> b{};
   b.q = cutter.take<Word>(d.block_rows * words);
   b.bias = cutter.take<float>(MR * PANEL);
-  b.stash = cutter.take<float>(p.heads * lines * PANEL);
+  b.stash = cutter.take<float>((together ? p.heads : 1) * lines * PANEL);
   b.seen = cutter.take<uint8_t>(p.heads * d.panels * d.tiles);
   b.allowed = cutter.take<uint64_t>(lines);
   b.pair_words = cutter.take<uint64_t>(w.pair_sets * lines);
-  b.pair_some = cutter.take<uint8_t>(w.pair_sets * d.panels * d.tiles);
+  b.pair_range = cutter.take<Range>(w.pair_sets * d.tiles);
   b.scores = cutter.take<float>(MR * PANEL);
-  for (vf **held : {&b.mass, &b.level, &b.square, &b.reach}) *held = cutter.take<vf>(d.block_rows);
-  for (float **held : {&b.peak, &b.ref, &b.limit, &b.pad, &b.sunk, &b.sunk_level, &b.back, &b.scale})
-    *held = cutter.take<float>(d.block_rows);
-  b.segments = cutter.take<float>(d.block_rows * SEGMENTS);
-  b.edge = cutter.take<int64_t>(d.block_rows);
-  for (int32_t **held : {&b.segment, &b.sees, &b.sees_sunk, &b.top_key}) *held = cutter.take<int32_t>(d.block_rows);
+  b.row = cutter.take<Row>(d.block_rows);
   b.factor = cutter.take<float>(p.heads * d.block_rows);
   b.roots = cutter.take<float>(padded * MR * PANEL);
   b.held = cutter.take<vf>(p.heads * VECTORS);
   b.products = cutter.take<vf>(padded * padded);
+  b.link_at = cutter.take<int32_t>(d.block_rows);
+  b.link_scores = cutter.take<float>(w.links * d.block_rows);
+  b.link_keys = cutter.take<int32_t>(w.links * d.block_rows);
+  b.link_counts = cutter.take<int64_t>(d.block_rows);
   return b;
 }
 
@@ -102,7 +104,7 @@ class Tell {
     const int64_t first = f_.sunk_at[0], last = f_.sunk_at[f_.panels - 1] + __builtin_popcountll(f_.sunk[f_.panels - 1]);
     for (int64_t place = first; place < last; place++) {
       float *given = f_.found.sunk_weights + (place * f_.p.heads + head_) * f_.wanted.row_count + b_.first;
-      for (int64_t r = 0; r < b_.rows; r++) given[r] *= b_.scale[r];
+      for (int64_t r = 0; r < b_.rows; r++) given[r] *= b_.row[r].scale;
     }
   }
 
@@ -121,7 +123,8 @@ class Tell {
       const int64_t panel = key / PANEL, end = at_most(to, (panel + 1) * PANEL);
       if (b_.kind(f_, head_, panel, r / MR)) {
         const float *line = b_.line(f_, head_, panel, r) - panel * PANEL;
-        for (int64_t j = key; j < end; j++) out[center - j + MH_FARTHEST] = line[j] * line[j] * b_.scale[r];
+        for (int64_t j = key; j < end; j++)
+          out[center - j + MH_FARTHEST] = (f_.together ? line[j] * line[j] : line[j]) * b_.row[r].scale;
       }
       key = end;
     }
@@ -129,10 +132,10 @@ class Tell {
 
   void octaves(int64_t r) {
     float *out = f_.found.octaves + f_.at(head_, b_.first + r) * 2 * MH_OCTAVES;
-    const float *segments = b_.segments + r * SEGMENTS;
+    const float *segments = b_.row[r].segments;
     for (int s = 0; s < MH_OCTAVES; s++) {
-      out[s] = segments[SEGMENTS - 1 - s] * b_.scale[r];
-      out[MH_OCTAVES + s] = segments[MH_OCTAVES - 1 - s] * b_.scale[r];
+      out[s] = segments[SEGMENTS - 1 - s] * b_.row[r].scale;
+      out[MH_OCTAVES + s] = segments[MH_OCTAVES - 1 - s] * b_.row[r].scale;
     }
   }
 };
@@ -141,7 +144,7 @@ template <class E, class T>
 void run_chunk(const Facts &f, const Division &d, int64_t chunk, char *scratch, const Sums &sums) {
   const mh_problem &p = f.p;
   Cutter cutter(scratch);
-  Block<E> b = lay_out_block<E>(cutter, p, f.wanted, d);
+  Block<E> b = lay_out_block<E>(cutter, p, f.wanted, d, f.together);
   const int64_t maps = p.heads * f.wanted.bins * f.wanted.bins;
   if (sums.columns) std::memset(sums.columns, 0, sizeof(float) * static_cast<size_t>(p.heads * d.panels * PANEL));
   if (sums.pooled) std::memset(sums.pooled, 0, sizeof(double) * static_cast<size_t>(maps));
@@ -152,13 +155,15 @@ void run_chunk(const Facts &f, const Division &d, int64_t chunk, char *scratch, 
     b.first = block * d.block_rows;
     b.rows = at_most(d.block_rows, f.wanted.row_count - b.first);
     PairSets<E> pairs(f, b);
+    Links<E>::find(f, b);
     for (int64_t head = 0; head < p.heads; head++) {
       pairs.lay_out(head);
       Scores<E, T>(f, b, head).run();
       Tell<E>(f, b, head).run();
       pairs.measure(head);
+      if (sums.columns && !f.together) Columns<E>(f, b, sums).add(head);
     }
-    if (sums.columns || sums.gram) LastLook<E>(f, b, sums).run();
+    if (f.together) LastLook<E>(f, b, sums).run();
     if (b.leaks && f.found.leaks) {
 #if defined(_OPENMP)
 #pragma omp atomic write
@@ -242,7 +247,7 @@ int measure_row(const Facts &f, const Division &d, typename E::Word *keys, Total
   }
   if (status != MH_OK) return status;
   Cutter counter(nullptr);
-  lay_out_block<E>(counter, p, f.wanted, d);
+  lay_out_block<E>(counter, p, f.wanted, d, f.together);
   status = run_tasks(d.chunks, p.threads, counter.used(), [&](int64_t chunk, char *scratch) {
     run_chunk<E, T>(f, d, chunk, scratch, total.of(chunk));
   });
@@ -252,11 +257,7 @@ int measure_row(const Facts &f, const Division &d, typename E::Word *keys, Total
 
 // Fills what only some rows write.
 inline void clear(const mh_problem &p, const mh_wanted &w, const mh_found &found) {
-  int64_t keys = 0;
-  for (int64_t b = 0; w.sunk && b < p.batch; b++)
-    for (int64_t j = 0; j < p.kv_len; j++)
-      keys += w.sunk[b * w.sunk_batch + j] && (!w.k_kept || w.k_kept[b * w.k_kept_batch + j]);
-  const size_t size = static_cast<size_t>(keys * p.heads * w.row_count);
+  const size_t size = w.sunk ? static_cast<size_t>(w.sunk_keys * p.heads * w.row_count) : 0;
   if (found.sunk_weights && size) std::memset(found.sunk_weights, 0, sizeof(float) * size);
   if (found.sunk_seen && size) std::memset(found.sunk_seen, 0, size);
   if (found.leaks) std::memset(found.leaks, 0, static_cast<size_t>(p.batch));
@@ -276,7 +277,8 @@ struct Shared {
 
 template <class E, class T>
 int measure(const mh_problem &p, const mh_wanted &w, const mh_found &found) {
-  const Division d(p, w);
+  const bool together = found.gram;
+  const Division d(p, w, together);
   Cutter counter(nullptr);
   const Shared<E> sizes(counter, p, w, found, d);
   const Scratch memory(counter.used());
@@ -294,7 +296,8 @@ int measure(const mh_problem &p, const mh_wanted &w, const mh_found &found) {
     const KeyWords &k = shared.words;
     const int64_t words = words_of<E>(p.head_dim), size = p.kv_heads * d.panels * words * PANEL;
     auto *keys = w.packed ? static_cast<typename E::Word *>(w.packed) + batch * size : shared.keys;
-    const Facts f{p, w, found, scoring, plain, unit, unit * LOG2E / 2, batch, d.panels, words, d.block_rows,
+    const float to_log2 = unit * (together ? LOG2E / 2 : LOG2E);
+    const Facts f{p, w, found, scoring, plain, unit, to_log2, together, batch, d.panels, words, d.block_rows,
                   d.tiles, keys, k.kept, k.sunk, k.sunk_at, w.centers + batch * w.centers_batch,
                   w.q_kept ? w.q_kept + batch * w.q_kept_batch : nullptr,
                   w.q_bins ? w.q_bins + batch * w.q_bins_batch : nullptr, k.pieces, k.piece_at};

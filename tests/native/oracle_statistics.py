@@ -35,6 +35,8 @@ def case(
     bins=5,
     pairs=(),
     sunk_keys=3,
+    links=0,
+    link_rows=None,
     variant=0,
     threads=1,
 ):
@@ -70,6 +72,8 @@ def case(
         k_bins=torch.randint(-1, bins, (batch, kv_len)).sort(-1).values.int(),
         bins=bins,
         pairs=pairs,
+        links=links,
+        link_rows=link_rows,
     )
     return c
 
@@ -160,7 +164,33 @@ def expect(c):
     }
     pads = c.allowed[:, :, rows] & ~kept_of(c)[:, None, None] & c.wanted.q_kept[:, None, :, None]
     found["leaks"] = pads.flatten(1).any(-1)
+    if c.links:
+        found |= links_of(c, a, best)
     return found | _over_rows(c, a, content, found["sees"]) | _of_pairs(c, a, content, distance, found["top_key"], seen)
+
+
+def bounds_of(c, want):
+    """How far each number may be off: a few units of float32, of what it is made from."""
+    scale = max(1.0, float(want["peak"].abs().masked_fill(want["peak"] < -1e29, 0.0).max()) / 10)
+    bounds = {}
+    for name, numbers in want.items():
+        size = numbers.double().abs().masked_fill(numbers.isinf(), 0.0)
+        if name in {"columns", "pooled", "pooled_content", "gram"}:
+            least = size.max().clamp(min=1.0)
+        else:
+            least = 1000.0 if name.startswith("distance") else 1.0
+        bounds[name] = scale * (4e-6 * size + 2e-6 * least)
+    return bounds
+
+
+def links_of(c, a, best):
+    """The keys of the largest scores of some rows and their weights; -1 and 0 where there is no key to be seen."""
+    rows = slice(None) if c.link_rows is None else c.link_rows
+    scores, keys = best[:, :, rows].sort(dim=-1, descending=True, stable=True)
+    blank, weights = scores.isneginf(), a[:, :, rows].gather(-1, keys)
+    wide = (0, max(0, c.links - c.kv_len))
+    keys = torch.nn.functional.pad(keys.masked_fill(blank, -1), wide, value=-1)
+    return {"link_keys": keys[..., : c.links], "link_weights": torch.nn.functional.pad(weights, wide)[..., : c.links]}
 
 
 def _over_rows(c, a, content, sees):

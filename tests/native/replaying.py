@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass
 class Case:
-    """One problem for the kernel, field by field, and what is expected of it."""
+    """One problem for the kernel, field by field, and what is expected of it; "@" and more make a field another one."""
 
     label: str
     fields: dict[str, int | float | torch.Tensor] = field(default_factory=dict)
@@ -30,7 +30,7 @@ def write(path, cases):
         for case in cases:
             _chunk(file, "label", 1, case.label.encode())
             for name, value in case.fields.items():
-                _chunk(file, name, *_bytes(value))
+                _chunk(file, name.partition("@")[0], *_bytes(value))
             _chunk(file, "run", 1, case.entry.encode())
     return path
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -12,10 +13,32 @@ import pytest
 import torch
 
 from multihead.error import MultiheadError
-from multihead.native import CBias, CMask, CProblem, CTensor, DType, Status, Variant, abi, library, load, why_none
+from multihead.native import (
+    CBias,
+    CMask,
+    CProblem,
+    CTensor,
+    DType,
+    Status,
+    Variant,
+    abi,
+    library,
+    load,
+    statistics,
+    why_none,
+)
 from native.replaying import ROOT, missing
 
-STRUCTS = {"mh_tensor": CTensor, "mh_mask": CMask, "mh_bias": CBias, "mh_problem": CProblem}
+FORWARD = {"mh_tensor": CTensor, "mh_mask": CMask, "mh_bias": CBias, "mh_problem": CProblem}
+STATISTICS = {"mh_pairs": statistics.CPairs, "mh_wanted": statistics.CWanted, "mh_found": statistics.CFound}
+STRUCTS = FORWARD | STATISTICS
+NUMBERS = {
+    "MH_ABI": abi.ABI,
+    "MH_STATISTICS_ABI": abi.STATISTICS_ABI,
+    "MH_FARTHEST": statistics.FARTHEST,
+    "MH_OFFSETS": 2 * statistics.FARTHEST + 1,
+    "MH_OCTAVES": statistics.OCTAVES,
+}
 ENUMS = {"mh_dtype": DType, "mh_variant": Variant, "mh_status": Status}
 
 
@@ -115,10 +138,11 @@ def test_structs_and_numbers_are_those_of_the_header(tmp_path):
     for name, enum in ENUMS.items():
         lines += [f'printf("{name} {member.name} %d\\n", MH_{member.name});' for member in enum]
         due += [f"{name} {member.name} {member:d}" for member in enum]
-    lines.append('printf("abi %d\\n", MH_ABI);')
-    due.append(f"abi {abi.ABI}")
+    for name, number in NUMBERS.items():
+        lines.append(f'printf("{name} %d\\n", {name});')
+        due.append(f"{name} {number}")
     source = tmp_path / "told.c"
-    heads = "#include <stdio.h>\n#include <stddef.h>\n#include <multihead.h>\n"
+    heads = "#include <stdio.h>\n#include <stddef.h>\n#include <multihead_statistics.h>\n"
     source.write_text(f"{heads}int main(void) {{ {' '.join(lines)} return 0; }}")
     command = ["c++", "-x", "c", "-w", f"-I{ROOT / 'csrc'}", str(source), "-o", str(tmp_path / "told")]
     subprocess.run(command, check=True)
@@ -126,14 +150,15 @@ def test_structs_and_numbers_are_those_of_the_header(tmp_path):
     assert told.splitlines() == due
 
 
-def test_no_field_of_the_header_is_missing():
+@pytest.mark.parametrize(("file", "structs"), [("multihead.h", FORWARD), ("multihead_statistics.h", STATISTICS)])
+def test_no_field_of_a_header_is_missing(file, structs):
     """A field at the end of a struct, or within padding, would not move the others: each is looked for by name."""
-    header = (ROOT / "csrc" / "multihead.h").read_text()
-    for name, struct in STRUCTS.items():
+    header = re.sub(r"/\*.*?\*/", "", (ROOT / "csrc" / file).read_text(), flags=re.DOTALL)
+    assert re.findall(r"typedef struct (\w+) {", header) == list(structs)
+    for name, struct in structs.items():
         body = header.split(f"typedef struct {name} {{")[1].split("}")[0]
-        code = [line.split("/*")[0] for line in body.splitlines()]
-        parts = [part.strip() for line in code for part in line.replace(";", ",").split(",")]
-        declared = [part.split()[-1].strip("*") for part in parts if part.strip("* /")]
+        parts = [part.strip() for part in body.replace(";", ",").split(",")]
+        declared = [part.split()[-1].strip("*") for part in parts if part]
         assert declared == [part for part, *_ in struct._fields_]
 
 
@@ -151,7 +176,13 @@ def test_a_file_that_is_no_kernel_is_named(tmp_path):
         ("int other(void) { return 0; }", "compiled kernel cannot be loaded: "),
         (f"int mh_abi(void) {{ return {abi.ABI}; }}", "undefined symbol: mh_forward"),
         (
+            f"int mh_abi(void) {{ return {abi.ABI}; }} int mh_statistics_abi(void) {{ return 77; }}"
+            "int mh_forward, mh_status_text, mh_variant_name, mh_packed_bytes;",
+            "compiled kernel has interface of statistics 77, this package",
+        ),
+        (
             f"int mh_abi(void) {{ return {abi.ABI}; }} int mh_variants(void) {{ return 0; }}"
+            f"int mh_statistics_abi(void) {{ return {abi.STATISTICS_ABI}; }}"
             "int mh_forward, mh_status_text, mh_variant_name, mh_packed_bytes;",
             "compiled kernel has no variant for this processor",
         ),

@@ -1,13 +1,16 @@
 """The kernel against the reference without Python: each variant that runs here, between pages of no access."""
 
+import dataclasses
 from itertools import islice
 
 import pytest
 import torch
 
 from multihead.native import load
+from multihead.native.statistics import Found
 from native.cases import random_cases
 from native.replaying import assert_agrees, build_native, missing, replay, write
+from native.statistics_cases import replay_cases
 
 pytestmark = pytest.mark.skipif(bool(missing("c++")), reason=missing("c++") or "never")
 
@@ -41,6 +44,21 @@ def test_replaying_tells_a_wrong_number_from_a_right_one(program, one, tmp_path)
         assert done.returncode == 1
         assert f"{name}[0,0,0,0] is" in done.stdout
         one.fields[f"{name}.expected"] = expected
+
+
+def test_statistics_of_every_variant_agree_with_the_whole_matrix(program, tmp_path):
+    cases = replay_cases()
+    assert_agrees(replay(program, write(tmp_path / "problems", cases), threads="1,3"), len(cases))
+
+
+def test_replaying_tells_a_wrong_statistic_from_a_right_one(program, tmp_path):
+    case = next(case for case in replay_cases() if "keys shut" in case.label)
+    names = [name for name in case.fields if name.startswith("want.")]
+    assert len(names) == len(dataclasses.fields(Found))
+    wrong = [dataclasses.replace(case, fields=case.fields | {name: case.fields[name] + 1}) for name in names]
+    done = replay(program, write(tmp_path / "problems", wrong), variants=load().variants()[0].name.lower())
+    assert done.returncode == 1
+    assert f"{len(names)} problems, {len(names)} failures" in done.stdout
 
 
 def test_replaying_sees_what_is_read_beyond_a_tensor(program, one, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from multihead.native import Variant, load
 from native.cases import random_cases
 from native.replaying import assert_agrees, build, missing, replay, write
+from native.statistics_cases import replay_cases
 
 LOST = missing("c++", "cmake", "ninja")
 pytestmark = pytest.mark.skipif(bool(LOST), reason=LOST or "never")
@@ -23,8 +24,8 @@ def quick():
 
 
 def test_no_access_beyond_a_tensor_and_nothing_undefined(quick, seed, tmp_path):
-    file = write(tmp_path / "problems", islice(random_cases(seed), 300))
-    assert_agrees(replay(quick, file, threads="1,2", env=WATCHED), 300)
+    cases = [*islice(random_cases(seed), 300), *replay_cases()]
+    assert_agrees(replay(quick, write(tmp_path / "problems", cases), threads="1,2", env=WATCHED), len(cases))
 
 
 def test_an_access_beyond_a_tensor_would_be_seen(quick, seed, tmp_path):
@@ -44,5 +45,5 @@ def test_every_variant_with_every_check(variant, seed, tmp_path):
         pytest.skip(f"{variant.name} does not run here")
     name = variant.name.lower()
     program = build(f"whole-{name}", "-DMULTIHEAD_SANITIZE=whole", f"-DMULTIHEAD_VARIANTS={name}")
-    file = write(tmp_path / "problems", islice(random_cases(seed), 1000))
-    assert_agrees(replay(program, file, threads="1,2,3", env=WATCHED), 1000)
+    cases = [*islice(random_cases(seed), 1000), *replay_cases()]
+    assert_agrees(replay(program, write(tmp_path / "problems", cases), threads="1,2,3", env=WATCHED), len(cases))

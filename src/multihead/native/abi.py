@@ -1,9 +1,12 @@
-"""The structs and numbers of `csrc/multihead.h` in ctypes; a test compares them with what a compiler says."""
+"""The structs and numbers of `csrc/multihead.h` in ctypes; a test compares them with what a compiler says.
+
+The structs of `csrc/multihead_statistics.h` are in `multihead.native.statistics`.
+"""
 
 import ctypes
 from enum import IntEnum
 
-ABI = 1
+ABI, STATISTICS_ABI = 1, 2
 UNBOUNDED = (-(2**63), 2**63 - 1)
 
 

@@ -14,7 +14,7 @@ from urllib.request import url2pathname
 import torch
 
 from multihead.error import MultiheadError
-from multihead.native.abi import ABI, CProblem, CTensor, Status, Variant
+from multihead.native.abi import ABI, STATISTICS_ABI, CProblem, CTensor, Status, Variant
 
 FILE = "libmultihead_cpu.so"
 NOT_BUILT = "compiled kernel not built"
@@ -189,10 +189,11 @@ def open_library(path: Path) -> Library | str:
     """
     try:
         c = ctypes.CDLL(str(path))
-        abi = int(c.mh_abi())
-        if abi != ABI:
-            return f"compiled kernel has interface {abi}, this package {ABI}: install multihead again"
+        if fault := _other(int(c.mh_abi()), ABI, "interface"):
+            return fault
         _declare(c)
+        if fault := _other(int(c.mh_statistics_abi()), STATISTICS_ABI, "interface of statistics"):
+            return fault
         if not int(c.mh_variants()):
             return "compiled kernel has no variant for this processor"
         return Library(
@@ -204,6 +205,10 @@ def open_library(path: Path) -> Library | str:
         )
     except (OSError, AttributeError) as fault:  # no library, or one without a function that is needed
         return f"compiled kernel cannot be loaded: {fault}"
+
+
+def _other(has: int, needs: int, name: str) -> str:
+    return "" if has == needs else f"compiled kernel has {name} {has}, this package {needs}: install multihead again"
 
 
 def _declare(c: ctypes.CDLL) -> None:

@@ -8,15 +8,17 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int32, Int64, UInt8
 from torch import Tensor
 
-from multihead.native.abi import CProblem
+from multihead.native.abi import STATISTICS_ABI, CProblem
 from multihead.native.library import Library
 
-ABI = 1
 FARTHEST, OCTAVES = 16, 11
 """Distances told one by one, either way; bins beyond: 16 to 31, 32 to 63, ..., and all from 2^14 on."""
 
 MOST_PAIRS = 64
 """Sets of pairs in one call."""
+
+MOST_LINKS = 64
+"""Strongest links of a row."""
 
 NONE, OPEN = -(2**63), 2**63 - 1
 
@@ -45,13 +47,23 @@ class CWanted(ctypes.Structure):
         ("rows", ctypes.c_void_p),
         *(
             field
-            for name in ("centers", "q_kept", "k_kept", "sunk", "q_bins", "k_bins")
+            for name in ("centers", "q_kept", "k_kept", "sunk")
+            for field in ((name, ctypes.c_void_p), (f"{name}_batch", ctypes.c_int64))
+        ),
+        ("sunk_keys", ctypes.c_int64),
+        *(
+            field
+            for name in ("q_bins", "k_bins")
             for field in ((name, ctypes.c_void_p), (f"{name}_batch", ctypes.c_int64))
         ),
         ("pairs", ctypes.c_void_p),
         ("pair_sets", ctypes.c_int64),
         ("least", ctypes.c_int64),
+        ("link_rows", ctypes.c_void_p),
+        ("link_count", ctypes.c_int64),
+        ("links", ctypes.c_int64),
         ("packed", ctypes.c_void_p),
+        ("packed_size", ctypes.c_int64),
         ("packed_ready", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
     ]
@@ -93,6 +105,8 @@ class Wanted:
         bins: Number of bins.
         pairs: Sets of pairs.
         least: Rows that see fewer keys count in no sum over rows.
+        links: How many of the strongest links of a row are told, up to `MOST_LINKS`.
+        link_rows: Of which rows: places among those looked at, rising. None for all.
     """
 
     rows: slice | Int64[Tensor, " rows"]
@@ -105,6 +119,8 @@ class Wanted:
     bins: int
     pairs: Sequence[Pairs] = ()
     least: int = 2
+    links: int = 0
+    link_rows: Int64[Tensor, " link_rows"] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -138,6 +154,8 @@ class Found:
     pair_seen: Int32[Tensor, "sets batch heads rows"]
     pair_seen_sunk: Int32[Tensor, "sets batch heads rows"]
     pair_top: UInt8[Tensor, "sets batch heads rows"]
+    link_keys: Int32[Tensor, "batch heads link_rows links"]
+    link_weights: Float[Tensor, "batch heads link_rows links"]
     leaks: UInt8[Tensor, " batch"]
 
 
@@ -176,8 +194,7 @@ def find(library: Library, problem: CProblem, wanted: Wanted, *, gram: bool, pac
     batch, heads, kv_len = problem.batch, problem.heads, problem.kv_len
     given, held = _wanted(wanted, batch)
     shape, sets = (batch, heads, given.row_count), len(wanted.pairs)
-    alone = wanted.sunk if wanted.k_kept is None else wanted.sunk & wanted.k_kept
-    keys = int(alone.sum()) * (batch if alone.shape[0] == 1 else 1)
+    links = (batch, heads, given.link_count, max(0, given.links))
     ints = {name: torch.zeros(shape, dtype=torch.int32) for name in ("sees", "sees_sunk", "top_key")}
     floats = [field.name for field in fields(Found)]
     floats = floats[floats.index("peak") : floats.index("offsets")]
@@ -186,8 +203,8 @@ def find(library: Library, problem: CProblem, wanted: Wanted, *, gram: bool, pac
         **{name: torch.zeros(shape) for name in floats},
         offsets=torch.zeros(*shape, 2 * FARTHEST + 1),
         octaves=torch.zeros(*shape, 2 * OCTAVES),
-        sunk_weights=torch.zeros(keys, *shape[1:]),
-        sunk_seen=torch.zeros(keys, *shape[1:], dtype=torch.uint8),
+        sunk_weights=torch.zeros(given.sunk_keys, *shape[1:]),
+        sunk_seen=torch.zeros(given.sunk_keys, *shape[1:], dtype=torch.uint8),
         columns=torch.zeros(batch, heads, kv_len, dtype=torch.float64),
         pooled=torch.zeros(batch, heads, wanted.bins, wanted.bins, dtype=torch.float64),
         pooled_content=torch.zeros(batch, heads, wanted.bins, wanted.bins, dtype=torch.float64),
@@ -197,15 +214,16 @@ def find(library: Library, problem: CProblem, wanted: Wanted, *, gram: bool, pac
         pair_seen=torch.zeros(sets, *shape, dtype=torch.int32),
         pair_seen_sunk=torch.zeros(sets, *shape, dtype=torch.int32),
         pair_top=torch.zeros(sets, *shape, dtype=torch.uint8),
+        link_keys=torch.full(links, -1, dtype=torch.int32),
+        link_weights=torch.zeros(links),
         leaks=torch.zeros(batch, dtype=torch.uint8),
     )
     each = (getattr(found, field.name) for field in fields(Found))
     # A tensor without elements has no address, and the kernel takes none for one that is not asked for.
     to = CFound(*(None if tensor is None else tensor.data_ptr() or None for tensor in each))
-    if not keys:
-        given.sunk = None
     if packed is not None:
-        given.packed, given.packed_ready = packed.memory.data_ptr() or None, packed.ready and len(packed.memory) > 0
+        given.packed, given.packed_size = packed.memory.data_ptr() or None, len(packed.memory)
+        given.packed_ready = packed.ready and len(packed.memory) > 0
     status = library.c.mh_statistics(ctypes.byref(problem), ctypes.byref(given), ctypes.byref(to))
     del held
     library.check(status, "statistics of attention by the compiled kernel")
@@ -217,7 +235,7 @@ def find(library: Library, problem: CProblem, wanted: Wanted, *, gram: bool, pac
 def _wanted(wanted: Wanted, batch: int) -> tuple[CWanted, list[object]]:
     """The struct, and what it points to."""
     held: list[object] = []
-    given = CWanted(abi=ABI, bins=wanted.bins, least=wanted.least, pair_sets=len(wanted.pairs))
+    given = CWanted(abi=STATISTICS_ABI, bins=wanted.bins, least=wanted.least, pair_sets=len(wanted.pairs))
     if isinstance(wanted.rows, slice):
         given.row_first, given.row_count = wanted.rows.start, wanted.rows.stop - wanted.rows.start
     else:
@@ -234,10 +252,21 @@ def _wanted(wanted: Wanted, batch: int) -> tuple[CWanted, list[object]]:
         if tensor is not None:
             setattr(given, name, _address(tensor, dtype, held))
             setattr(given, f"{name}_batch", tensor.shape[1] if tensor.shape[0] > 1 else 0)
+    alone = wanted.sunk if wanted.k_kept is None else wanted.sunk & wanted.k_kept
+    given.sunk_keys = int(alone.sum()) * (batch if alone.shape[0] == 1 else 1)
+    given.sunk = given.sunk if given.sunk_keys else None
+    _ask_links(given, wanted, held)
     pairs = (CPairs * len(wanted.pairs))(*(_pairs(one, held) for one in wanted.pairs))
     held.append(pairs)
     given.pairs = ctypes.addressof(pairs) if wanted.pairs else None
     return given, held
+
+
+def _ask_links(given: CWanted, wanted: Wanted, held: list[object]) -> None:
+    given.links = wanted.links
+    given.link_count = given.row_count if wanted.links else 0
+    if wanted.links and wanted.link_rows is not None:
+        given.link_count, given.link_rows = len(wanted.link_rows), _address(wanted.link_rows, torch.int64, held)
 
 
 def _pairs(pairs: Pairs, held: list[object]) -> CPairs:
