@@ -1,8 +1,14 @@
 """What holds for every kind of attention module alike."""
 
+import doctest
+import importlib
+
 import pytest
 import torch
 
+from multihead import layer as layers
+from multihead import pattern
+from multihead import position as positions
 from multihead.layer import (
     DifferentialAttention,
     HeadGroup,
@@ -103,3 +109,12 @@ def test_dropout_is_off_in_evaluation(randomise, name):
     torch.testing.assert_close(layer(x, **options(name)), clean, rtol=0, atol=0)
     noisy = layer.train()(x, **options(name))
     assert torch.equal(noisy, clean) == (layer.dropout == 0)
+
+
+@pytest.mark.parametrize("name", ["latent", "differential", "talking", "longformer"])
+def test_examples_hold(name):
+    known = {each: getattr(room, each) for room in (layers, pattern, positions) for each in room.__all__}
+    module = importlib.import_module(f"multihead.layer.{name}")
+    failed, tried = doctest.testmod(module, extraglobs=known | {"torch": torch})
+    assert failed == 0
+    assert tried > 1
