@@ -11,6 +11,7 @@ from multihead import pattern
 from multihead import position as positions
 from multihead.layer import (
     DifferentialAttention,
+    Full,
     HeadGroup,
     Latent,
     LatentAttention,
@@ -19,10 +20,11 @@ from multihead.layer import (
     OutputGate,
     QKNorm,
     Scoring,
+    Sliding,
     TalkingHeadsAttention,
     TokenLambda,
 )
-from multihead.pattern import causal
+from multihead.pattern import causal, sliding_window
 from multihead.position import DynamicNTK, Rotary
 
 WIDE = torch.float64
@@ -84,11 +86,13 @@ def test_angles_that_depend_on_the_length_of_the_text(randomise, name):
     """Earlier keys are turned anew: the last rows are those of one pass over all."""
     rotary = Rotary(scaling=DynamicNTK(4.0, trained_length=4))
     layer, x = randomise(kinds(rotary)[name]).double(), torch.randn(2, 12, 16, dtype=WIDE)
-    want, cache = layer(x, mask=causal()), layer.cache(batch=2)
-    for part in x[:, :10].split([6, 1, 3], 1):
-        layer(part, mask=causal(), cache=cache)
-    got = layer(x[:, 10:], mask=causal(), cache=cache)
-    torch.testing.assert_close(got, want[:, 10:], rtol=1e-10, atol=1e-10)
+    want = layer(x, mask=causal())
+    for kind, mask in ((Full(), causal()), (Sliding(4), sliding_window(4))):
+        cache = layer.cache(batch=2, kind=kind)
+        for part in x[:, :10].split([6, 1, 3], 1):
+            layer(part, mask=mask, cache=cache)
+        got = layer(x[:, 10:], mask=mask, cache=cache)
+        torch.testing.assert_close(got, layer(x, mask=mask)[:, 10:], rtol=1e-10, atol=1e-10)
     fixed = layer(x, mask=causal(), positions=torch.arange(12))
     torch.testing.assert_close(fixed, want, rtol=1e-10, atol=1e-10)
 
