@@ -13,6 +13,8 @@ import torch
 
 import checked
 
+pytest_plugins = ("conformance.counting",)
+
 # What the import hook of --jaxtyping-packages decorates the functions of multihead with.
 jaxtyping.jaxtyped = checked.jaxtyped
 

@@ -6,7 +6,7 @@ import transformers as hf
 
 from multihead.error import MultiheadError
 from multihead.interop.convert import READERS, from_transformers
-from multihead.layer import MultiHeadAttention
+from multihead.layer import LatentAttention, MultiHeadAttention
 from multihead.pattern import causal, padding
 
 TINY = {
@@ -62,6 +62,24 @@ MODELS = {
             num_experts_per_tok=1,
             sliding_window=4,
             layer_types=LAYERS,
+        )
+    ),
+    "deepseek-v3": lambda: hf.DeepseekV3Model(
+        hf.DeepseekV3Config(
+            **TINY | ENDS,
+            attention_bias=True,
+            num_key_value_heads=4,
+            n_routed_experts=2,
+            num_experts_per_tok=1,
+            n_group=1,
+            topk_group=1,
+            moe_intermediate_size=16,
+            kv_lora_rank=12,
+            q_lora_rank=10,
+            qk_rope_head_dim=4,
+            qk_nope_head_dim=6,
+            v_head_dim=5,
+            first_k_dense_replace=2,
         )
     ),
     "t5": lambda: hf.T5Model(hf.T5Config(d_model=32, d_kv=8, num_heads=4, num_layers=2, d_ff=48, vocab_size=50)),
@@ -127,14 +145,14 @@ def test_a_layer_of_ours_gives_what_the_models_layer_gives(name):
     model = random_model(name)
     lengths = torch.tensor([[9], [6]])
     keep = torch.arange(9) < lengths
-    calls = watched(model, set(READERS))
+    calls = watched(model, {*READERS, "DeepseekV3Attention"})
     with torch.no_grad():
         model(**inputs_of(name, torch.randint(3, 50, (2, 9)), keep))
     assert len(calls) >= 2
     tables = {}
     for module, query, keys, want in calls:
         layer = from_transformers(module)
-        assert isinstance(layer, MultiHeadAttention)
+        assert isinstance(layer, LatentAttention if name == "deepseek-v3" else MultiHeadAttention)
         given = {}
         if name == "t5" and keys is None:
             table = layer.parts[0].position_bias
@@ -142,9 +160,9 @@ def test_a_layer_of_ours_gives_what_the_models_layer_gives(name):
             given = {} if table is not None else {"bias": tables[module.is_decoder]}
         length = query.shape[1] if keys is None else keys.shape[1]
         mask = padding(keep) if length == 9 and name not in {"whisper", "vit"} else None
-        mask = mask if name != "clip" else causal() & mask
+        mask = mask if name not in {"clip", "deepseek-v3"} else causal() & mask
         with torch.no_grad():
-            got = layer(query, keys, mask=mask, **given)
+            got = layer(query, *([] if keys is None else [keys]), mask=mask, **given)
         real = keep if query.shape[1] == 9 and mask is not None else torch.ones(query.shape[:2], dtype=torch.bool)
         torch.testing.assert_close(got[real], want[real], rtol=1e-5, atol=1e-5)
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from multihead.error import MultiheadError
-from multihead.layer import Attends, HeadGroup, MultiHeadAttention, QKNorm, Scoring
+from multihead.layer import Attends, HeadGroup, Latent, LatentAttention, MultiHeadAttention, QKNorm, Scoring
 from multihead.pattern import Pattern, causal, sliding_window
 from multihead.position import PositionBias, RelativeTable, Rotary
 
@@ -47,7 +47,7 @@ def from_transformers(module: nn.Module, *, backend: str = "auto") -> Attends:
 
     Where only some projections have a bias, the others get one of 0. T5 keeps its table of distances in the first layer
     and uses it in all: give it to the others as `bias=first.parts[0].position_bias`. CLIP's text tower makes its causal
-    rule outside of its layers: call the module with `mask=causal()`.
+    rule outside of its layers, and `LatentAttention` has no pattern of its own: call these with `mask=causal()`.
 
     Args:
         module: For example `model.layers[0].self_attn`; of BERT the `attention` with its output projection.
@@ -64,11 +64,14 @@ def from_transformers(module: nn.Module, *, backend: str = "auto") -> Attends:
         >>> layer = from_transformers(model.model.layers[0].self_attn)  # doctest: +SKIP
     """
     name = type(module).__name__
+    if name == _LATENT:
+        return _latent(cast(Any, module), backend).train(module.training)
     if name not in READERS:
         raise MultiheadError(
             asked="an attention module of transformers whose answer is known to be the same here",
             arrived=name,
-            remedy=f"pass one of {', '.join(READERS)}; register_transformers() runs any model on our kernels as it is",
+            remedy=f"pass one of {', '.join([*READERS, _LATENT])}; register_transformers() runs any model on our "
+            "kernels as it is",
         )
     return _built(READERS[name](cast(Any, module)), backend).train(module.training)
 
@@ -210,6 +213,45 @@ def _plain(out: str) -> Callable[[Any], Read]:
         )
 
     return read
+
+
+_LATENT = "DeepseekV3Attention"
+_LATENT_NAMES = {
+    "q_proj": "q_proj",
+    "q_a_proj": "q_down",
+    "q_a_layernorm": "q_norm",
+    "q_b_proj": "q_up",
+    "kv_a_proj_with_mqa": "kv_down",
+    "kv_a_layernorm": "kv_norm",
+    "kv_b_proj": "kv_up",
+    "o_proj": "out_proj",
+}
+
+
+def _latent(module: Any, backend: str) -> LatentAttention:
+    made = LatentAttention(
+        module.hidden_size,
+        module.num_heads,
+        Latent(
+            module.kv_lora_rank,
+            nope_dim=module.qk_nope_head_dim,
+            rope_dim=module.qk_rope_head_dim,
+            v_dim=module.v_head_dim,
+            q_rank=module.q_lora_rank,
+            eps=module.kv_a_layernorm.variance_epsilon,
+        ),
+        position=Rotary.from_config(module.config.to_dict(), head_dim=module.qk_rope_head_dim),
+        scoring=Scoring(scale=module.scaling),
+        bias=module.o_proj.bias is not None,
+        dropout=module.attention_dropout,
+        backend=backend,
+    ).to(module.o_proj.weight)
+    state: dict[str, Tensor] = {}
+    for path, weight in module.state_dict().items():
+        name, kind = path.split(".")
+        state[f"{_LATENT_NAMES[name]}.{kind}"] = weight
+    made.load_state_dict(state)
+    return made
 
 
 READERS: Mapping[str, Callable[[Any], Read]] = {

@@ -1,5 +1,6 @@
 """Our attention as an implementation that any transformers model can be told to use."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from multihead.error import MultiheadError
 from multihead.pattern import Pattern, causal
 
 NAME = "multihead"
+# Not written for sdpa because that has no softcap and no sinks, as ours has; their masks are what sdpa takes.
+_AS_SDPA = frozenset({"gemma2", "gpt_oss"})
 
 
 def register_transformers() -> str:
@@ -30,7 +33,6 @@ def register_transformers() -> str:
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
-        from transformers.masking_utils import sdpa_mask
     except ImportError as missing:
         raise MultiheadError(
             asked="to register our attention with transformers",
@@ -38,8 +40,40 @@ def register_transformers() -> str:
             remedy="pip install 'multihead[hf]'",
         ) from missing
     AttentionInterface.register(NAME, multihead_attention_forward)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionMaskInterface.register(NAME, multihead_mask)
     return NAME
+
+
+def multihead_mask(*args: Any, config: Any = None, **others: Any) -> Tensor | None:
+    """The mask of a transformers model whose attention is ours.
+
+    For a family that runs on sdpa it is the one of sdpa: True = attend, or None where the module itself tells whether
+    it is causal. The modules of the others were written for eager masks: some say they are not causal and are, some
+    put more numbers behind the mask. They get what they were written for, scores to add.
+
+    Args:
+        *args: What `transformers.masking_utils.sdpa_mask` takes.
+        config: The configuration of the model.
+        **others: What it takes by name.
+    """
+    from transformers.masking_utils import eager_mask, sdpa_mask
+
+    return (sdpa_mask if _runs_on_sdpa(type(config)) else eager_mask)(*args, config=config, **others)
+
+
+@cache
+def _runs_on_sdpa(kind: type) -> bool:
+    """Whether the family of this kind of configuration says so; one that is not known does not."""
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+    if getattr(kind, "model_type", "") in _AS_SDPA:
+        return True
+    try:
+        found: Any = MODEL_MAPPING[kind]
+    except KeyError:
+        return False
+    models = found if isinstance(found, tuple) else (found,)
+    return all(getattr(model, "_supports_sdpa", False) for model in models)
 
 
 def multihead_attention_forward(  # noqa: PLR0913 - the signature transformers calls

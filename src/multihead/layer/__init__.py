@@ -8,6 +8,7 @@ from multihead.layer.group import HeadGroup, OutputGate, QKNorm, Scoring
 from multihead.layer.latent import Latent, LatentAttention
 from multihead.layer.latent_cache import LatentCache
 from multihead.layer.longformer import LongformerAttention
+from multihead.layer.prune import Pruning
 from multihead.layer.talking import TalkingHeadsAttention
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "MultiHeadAttention",
     "Options",
     "OutputGate",
+    "Pruning",
     "QKNorm",
     "Scoring",
     "Sliding",

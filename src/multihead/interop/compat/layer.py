@@ -1,0 +1,173 @@
+"""One layer of `nn.MultiheadAttention`, weights and masks as torch has them, put to our kernels."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from multihead.attend import Attended, Problem, choose, make_problem
+from multihead.error import MultiheadError
+from multihead.interop.compat.masks import TorchMasks
+
+Inputs = tuple[Tensor, Tensor, Tensor]
+Attend = Callable[[Problem], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Projections:
+    """The weights of one layer under torch's names, put to use.
+
+    Args:
+        heads: Number of heads.
+        packed: (3 * width, width): q, k and v in one; None where they are apart.
+        apart: One weight for each of q, k and v; None where they are packed.
+        bias: (3 * width,), or None.
+        out_weight: (width, width).
+        out_bias: (width,), or None.
+        bias_k: (1, 1, width): a key behind those of the input, or None.
+        bias_v: Its value.
+        add_zero: Whether a key and a value of zeros stand behind all others.
+        static: Keys and values (batch * heads, kv_len, head_dim) in place of projected ones, each may be None.
+    """
+
+    heads: int
+    packed: Tensor | None
+    apart: tuple[Tensor, Tensor, Tensor] | None
+    bias: Tensor | None
+    out_weight: Tensor
+    out_bias: Tensor | None
+    bias_k: Tensor | None = None
+    bias_v: Tensor | None = None
+    add_zero: bool = False
+    static: tuple[Tensor | None, Tensor | None] = (None, None)
+
+    @property
+    def extra(self) -> int:
+        """How many keys stand behind those of the input."""
+        return int(self.bias_k is not None) + int(self.add_zero)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Widths of the queries, keys and values it takes."""
+        return (self.packed.shape[1],) * 3 if self.packed is not None else tuple(x.shape[1] for x in self.apart or ())
+
+    def split(self, inputs: Inputs) -> Inputs:
+        """Queries, keys and values (batch, heads, length, head_dim) of inputs (batch, length, width)."""
+        query, key, value = inputs
+        if self.packed is not None and query is key and key is value:
+            made = linear(query, self.packed, self.bias).chunk(3, -1)
+        else:
+            weights = self.apart if self.packed is None else self.packed.chunk(3)
+            biases = (None, None, None) if self.bias is None else self.bias.chunk(3)
+            made = tuple(linear(*each) for each in zip(inputs, weights or (), biases, strict=True))
+        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in made)
+        given = [x if x is None else x.unflatten(0, (-1, self.heads)) for x in self.static]
+        k, v = (x if fixed is None else fixed for x, fixed in zip((k, v), given, strict=True))
+        return q, self._longer(k, self.bias_k), self._longer(v, self.bias_v)
+
+    def join(self, heads: Tensor) -> Tensor:
+        """Heads (batch, heads, length, head_dim) as the output (batch, length, width)."""
+        return linear(heads.transpose(1, 2).flatten(2), self.out_weight, self.out_bias)
+
+    def _longer(self, rows: Tensor, learned: Tensor | None) -> Tensor:
+        batch, heads, _, dim = rows.shape
+        more = [rows]
+        if learned is not None:
+            more.append(learned.to(rows.dtype).view(1, heads, 1, dim).expand(batch, -1, -1, -1))
+        if self.add_zero:
+            more.append(rows.new_zeros(batch, heads, 1, dim))
+        return torch.cat(more, 2) if len(more) > 1 else rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is wanted of one call.
+
+    Args:
+        attend: Makes the heads of a problem.
+        dropout: Share of the weights to drop.
+        length_first: Whether inputs and output are (length, batch, width).
+        weights: Whether the weights are wanted.
+        average: Whether as their mean over the heads.
+    """
+
+    attend: Attend
+    dropout: float = 0.0
+    length_first: bool = True
+    weights: bool = True
+    average: bool = True
+
+
+def attend(problem: Problem) -> Tensor:
+    """The heads of a problem on the backend that suits it."""
+    return choose(problem, "auto").run(problem)[0]
+
+
+def run_layer(inputs: Inputs, layer: Projections, masks: TorchMasks, wanted: Wanted) -> tuple[Tensor, Tensor | None]:
+    """Output and weights (or None) in the layout of the inputs, which may lack the batch.
+
+    Raises:
+        MultiheadError: Inputs or masks that do not belong together.
+    """
+    lone = inputs[0].ndim == 2
+    _check_inputs(inputs, layer, length_first=wanted.length_first)
+    # One tensor in three places stays one, so that it is projected once.
+    turned = {id(x): x[None] if lone else x.transpose(0, 1) if wanted.length_first else x for x in inputs}
+    query, key, value = (turned[id(x)] for x in inputs)
+    heads_of: Callable[..., tuple[Tensor, Tensor | None]] = _heads
+    if torch.compiler.is_compiling():
+        # As in MultiHeadAttention: checks and the choice of a kernel read numbers from tensors.
+        heads_of = cast(Callable[..., tuple[Tensor, Tensor | None]], torch.compiler.disable(_heads))
+    heads, weights = heads_of(
+        *layer.split((query, key, value)), masks=masks.batched() if lone else masks, extra=layer.extra, wanted=wanted
+    )
+    out = layer.join(heads)
+    if lone:
+        return out[0], None if weights is None else weights[0]
+    return out.transpose(0, 1) if wanted.length_first else out, weights
+
+
+def _heads(
+    q: Tensor, k: Tensor, v: Tensor, *, masks: TorchMasks, extra: int, wanted: Wanted
+) -> tuple[Tensor, Tensor | None]:
+    sizes = (q.shape[0], q.shape[1], q.shape[2], k.shape[2] - extra)
+    masks.check(sizes)
+    mask, bias = masks.split(sizes, extra)
+    problem = make_problem(q, k, v, mask=mask, bias=bias, dropout=wanted.dropout, q_offset=0)
+    heads = wanted.attend(problem)
+    if not wanted.weights:
+        return heads, None
+    weights = Attended(out=heads, lse=None, backend="", problem=problem).weights().to(q.dtype)
+    return heads, weights.mean(1) if wanted.average else weights
+
+
+def _check_inputs(inputs: Inputs, layer: Projections, *, length_first: bool) -> None:
+    if any(x.is_nested for x in inputs):
+        raise MultiheadError(
+            asked="tensors of one length, with padding",
+            arrived="nested tensors",
+            remedy="set `encoder.use_nested_tensor = False` where nn.TransformerEncoder makes them",
+        )
+    told = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip(("query", "key", "value"), inputs, strict=True))
+    axes = "length, batch, " if length_first else "batch, length, "
+    dims = inputs[0].ndim
+    fits = dims in (2, 3) and all(
+        x.ndim == dims and x.shape[-1] == w for x, w in zip(inputs, layer.widths, strict=True)
+    )
+    if not fits:
+        raise MultiheadError(
+            asked=f"query, key and value ({axes}width) or (length, width) of the widths {layer.widths}",
+            arrived=told,
+            remedy="pass inputs of these widths; they are set by embed_dim, kdim and vdim",
+        )
+    batch = (1 if length_first else 0) if dims == 3 else -1
+    query, key, value = inputs
+    if key.shape[:-1] != value.shape[:-1] or (query.shape[batch] != key.shape[batch] and dims == 3):
+        raise MultiheadError(
+            asked=f"one batch size for query, key and value, and one length for key and value, as ({axes}width)",
+            arrived=told,
+            remedy=f"pass `x.transpose(0, 1)`, or build the module with batch_first={length_first}",
+        )

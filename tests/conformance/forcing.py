@@ -1,0 +1,38 @@
+"""The backends every suite runs on, and one of them for calls that name none, as drop-ins do."""
+
+import sys
+from contextlib import contextmanager
+from unittest import mock
+
+import pytest
+
+from built import NATIVE
+from multihead.attend import find
+from multihead.error import BackendRefused
+
+every_backend = pytest.mark.parametrize("backend", ["auto", NATIVE, "sdpa", "tiled", "reference"])
+
+_CHOOSE = sys.modules["multihead.attend.choose"]  # the room has a function of that name
+
+
+@contextmanager
+def only(backend):
+    """Within it "auto" is this backend or none, whatever was measured to be faster."""
+    if backend == "auto":
+        yield
+        return
+    with mock.patch.object(_CHOOSE, "AUTOMATIC", (find(backend),)), mock.patch.object(_CHOOSE, "_behind", _no_other):
+        yield
+
+
+def _no_other(candidate, problem):
+    return None
+
+
+def attempt(backend, call, *args, **kwargs):
+    """What the call gives on this backend, and no reasons; or None and its reasons."""
+    try:
+        with only(backend):
+            return call(*args, **kwargs), ()
+    except BackendRefused as refused:
+        return None, refused.reasons[backend]
