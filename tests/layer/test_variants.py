@@ -1,10 +1,19 @@
 """What holds for every kind of attention module alike."""
 
+import doctest
+import importlib
+
 import pytest
 import torch
 
+from multihead import layer as layers
+from multihead import pattern
+from multihead import position as positions
+from multihead.error import MultiheadError
+from multihead.hooks import gated, watching
 from multihead.layer import (
     DifferentialAttention,
+    Full,
     HeadGroup,
     Latent,
     LatentAttention,
@@ -13,10 +22,11 @@ from multihead.layer import (
     OutputGate,
     QKNorm,
     Scoring,
+    Sliding,
     TalkingHeadsAttention,
     TokenLambda,
 )
-from multihead.pattern import causal
+from multihead.pattern import causal, sliding_window
 from multihead.position import DynamicNTK, Rotary
 
 WIDE = torch.float64
@@ -78,11 +88,13 @@ def test_angles_that_depend_on_the_length_of_the_text(randomise, name):
     """Earlier keys are turned anew: the last rows are those of one pass over all."""
     rotary = Rotary(scaling=DynamicNTK(4.0, trained_length=4))
     layer, x = randomise(kinds(rotary)[name]).double(), torch.randn(2, 12, 16, dtype=WIDE)
-    want, cache = layer(x, mask=causal()), layer.cache(batch=2)
-    for part in x[:, :10].split([6, 1, 3], 1):
-        layer(part, mask=causal(), cache=cache)
-    got = layer(x[:, 10:], mask=causal(), cache=cache)
-    torch.testing.assert_close(got, want[:, 10:], rtol=1e-10, atol=1e-10)
+    want = layer(x, mask=causal())
+    for kind, mask in ((Full(), causal()), (Sliding(4), sliding_window(4))):
+        cache = layer.cache(batch=2, kind=kind)
+        for part in x[:, :10].split([6, 1, 3], 1):
+            layer(part, mask=mask, cache=cache)
+        got = layer(x[:, 10:], mask=mask, cache=cache)
+        torch.testing.assert_close(got, layer(x, mask=mask)[:, 10:], rtol=1e-10, atol=1e-10)
     fixed = layer(x, mask=causal(), positions=torch.arange(12))
     torch.testing.assert_close(fixed, want, rtol=1e-10, atol=1e-10)
 
@@ -103,3 +115,58 @@ def test_dropout_is_off_in_evaluation(randomise, name):
     torch.testing.assert_close(layer(x, **options(name)), clean, rtol=0, atol=0)
     noisy = layer.train()(x, **options(name))
     assert torch.equal(noisy, clean) == (layer.dropout == 0)
+
+
+class Model(torch.nn.Module):
+    """Two blocks around attention of one kind."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.embed, self.given = torch.nn.Embedding(20, 16), options(name)
+        self.layers = torch.nn.ModuleList(kinds(Rotary())[name] for _ in range(2))
+
+    def forward(self, input_ids):
+        hidden = self.embed(input_ids)
+        for each in self.layers:
+            hidden = hidden + each(hidden, mask=causal(), **self.given)
+        return hidden
+
+
+@pytest.mark.parametrize("name", [name for name in kinds() if name != "talking"])
+def test_watchers_see_what_was_computed(randomise, name):
+    model, calls = randomise(Model(name)).eval(), []
+    ids = torch.randint(20, (2, 9))
+    with torch.no_grad():
+        want = model(ids)
+        with watching(model, calls.append):
+            torch.testing.assert_close(model(ids), want, rtol=1e-4, atol=1e-4)
+    heads = {"differential": 4, "per token": 8}.get(name, 4)
+    assert len(calls) == (4 if name == "longformer" else 2)
+    for call in calls:
+        assert call.output.shape[2] == heads
+        seen = call.problem
+        allowed = seen.allowed() if seen.mask is not None else None
+        scores = seen.scores().double()
+        assert allowed is None or bool((scores.isneginf() | allowed).all())
+        weights = seen.normaliser.weigh(scores, seen.normaliser.settle(scores))
+        v = seen.v.double().repeat_interleave(seen.heads // seen.kv_heads, 1)
+        torch.testing.assert_close((weights @ v).transpose(1, 2), call.output.double(), rtol=1e-3, atol=1e-4)
+    with torch.no_grad(), gated(model, {"L0.H1": 0.0}):
+        assert not torch.allclose(model(ids), want)
+
+
+def test_heads_that_talk_are_not_taken_for_others():
+    model, ids = Model("talking"), torch.randint(20, (2, 9))
+    with pytest.raises(MultiheadError, match="no attention call passed through"), watching(model, print):
+        model(ids)
+    with pytest.raises(MultiheadError, match=r"L0\.H1"), gated(model, {"L0.H1": 0.0}):
+        model(ids)
+
+
+@pytest.mark.parametrize("name", ["latent", "differential", "talking", "longformer"])
+def test_examples_hold(name):
+    known = {each: getattr(room, each) for room in (layers, pattern, positions) for each in room.__all__}
+    module = importlib.import_module(f"multihead.layer.{name}")
+    failed, tried = doctest.testmod(module, extraglobs=known | {"torch": torch})
+    assert failed == 0
+    assert tried > 1

@@ -1,6 +1,5 @@
 """Latent attention: keys and values of all heads made from one short vector a token, which is all that is cached."""
 
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal, cast, get_args
 
@@ -10,11 +9,12 @@ from torch import Tensor, nn
 
 from multihead.error import MultiheadError
 from multihead.layer.base import Attends, Options
-from multihead.layer.cache import AttentionCache, Full, GroupCache, Int8, Kind
+from multihead.layer.cache import AttentionCache, Full, Kind
 from multihead.layer.call import Call, Where, check_visible
 from multihead.layer.check import check_counts
 from multihead.layer.group import HeadGroup, QKNorm, Scoring
 from multihead.layer.kept import kept
+from multihead.layer.latent_cache import LatentCache, joined
 from multihead.layer.part import GroupPart, Norm, turned, zero_bias
 from multihead.pattern import Pattern
 from multihead.position import PositionBias, Rotary, Rotation
@@ -76,49 +76,6 @@ class Latent:
     def cached(self) -> int:
         """Numbers kept for a token: the latent vector and the key that is turned."""
         return self.kv_rank + self.rope_dim
-
-
-class LatentRows(GroupCache):
-    """The latent vectors of earlier tokens with the turned key behind each, in one piece."""
-
-    def extend(self, latent: Tensor, rope: Tensor) -> tuple[Tensor, int]:
-        """Add tokens (batch, 1, length, width) each; all that is kept, and the position of the first of it."""
-        if isinstance(self.kind, Int8):
-            # A factor for each of the two: their sizes have nothing to do with one another.
-            latent, rope, first = self.append(latent, rope)
-            return _joined(latent, rope), first
-        (joined,) = self.rows.append((_joined(latent, rope),))
-        return joined, self.rows.first
-
-
-class LatentCache(AttentionCache):
-    """What latent attention keeps of earlier tokens: `kv_rank + rope_dim` numbers each, whatever the heads.
-
-    `LatentAttention.cache` builds it; it is cut back, selected from and copied like any `AttentionCache`.
-
-    Args:
-        latent: The module's sizes.
-        batch: Number of sequences.
-        kind: Which tokens are kept, and how.
-
-    Attributes:
-        latent: As above.
-    """
-
-    def __init__(self, latent: Latent, *, batch: int, kind: Kind) -> None:
-        self._own = (HeadGroup(1, latent.kv_rank, v_head_dim=latent.rope_dim),)
-        super().__init__(self._own, batch=batch, kinds=[kind])
-        self.latent = latent
-        self._rows = LatentRows(kind)
-        self.groups = (self._rows,)
-
-    def extend(self, latent: Tensor, rope: Tensor) -> tuple[Tensor, int]:
-        """As `LatentRows.extend`."""
-        return self._rows.extend(latent, rope)
-
-    def check(self, groups: Sequence[HeadGroup], batch: int, count: int) -> None:
-        """As for any cache, but that heads do not matter: it holds none."""
-        super().check(self._own, batch, count)
 
 
 class LatentAttention(Attends):
@@ -240,7 +197,9 @@ class LatentAttention(Attends):
             >>> layer.cache(batch=1, kind=Static(100)).length
             0
         """
-        return LatentCache(self.latent, batch=batch, kind=Full() if kind is None else kind)
+        return LatentCache(
+            (self.latent.kv_rank, self.latent.rope_dim), batch=batch, kind=Full() if kind is None else kind
+        )
 
     def explain_form(self, q_len: int, kv_len: int) -> str:
         """Which computation runs for so many queries and keys, and why.
@@ -251,7 +210,7 @@ class LatentAttention(Attends):
 
         Example:
             >>> LatentAttention(64, 4, Latent(16, nope_dim=8, rope_dim=4, v_dim=8)).explain_form(1, 100)
-            'absorbed: 0.0154 million multiply-adds a sequence, expanded 0.11 million'
+            'absorbed: 0.017 million multiply-adds a sequence, expanded 0.11 million'
         """
         chosen = "absorbed" if self._absorbs(q_len, kv_len) else "expanded"
         costs = {"expanded": self._expanded_cost(q_len, kv_len), "absorbed": self._absorbed_cost(q_len, kv_len)}
@@ -341,17 +300,15 @@ class LatentAttention(Attends):
         late = self.position is not None and self.position.depends_on_length
         rotation = None if late else self._rotation(q_pos, q)
         rope = turned(rope, rotation)
-        kept_so_far, first = (
-            call.cache.extend(c, rope) if isinstance(call.cache, LatentCache) else (_joined(c, rope), 0)
-        )
+        kept_so_far, first = call.cache.extend(c, rope) if isinstance(call.cache, LatentCache) else (joined(c, rope), 0)
         if late:
             # By how much keys are turned depends on how long the text has become: they are kept as they were.
             count = kept_so_far.shape[2]
             length = call.seen(count + first, positions)
             rotation = self._rotation(q_pos, q, length)
             again = self._rotation(call.late_positions(first, count, q_pos), q, length)
-            kept_so_far = _joined(kept_so_far[..., :rank], turned(kept_so_far[..., rank:], again))
-        return _joined(q[..., :nope], turned(q[..., nope:], rotation)), kept_so_far, first
+            kept_so_far = joined(kept_so_far[..., :rank], turned(kept_so_far[..., rank:], again))
+        return joined(q[..., :nope], turned(q[..., nope:], rotation)), kept_so_far, first
 
     def _rotation(self, places: Tensor, like: Tensor, length: int | None = None) -> Rotation | None:
         if self.position is None:
@@ -364,7 +321,7 @@ class LatentAttention(Attends):
         c, rope = kept_so_far.split([self.latent.kv_rank, self.latent.rope_dim], -1)
         up = self.kv_up(c[:, 0]).unflatten(2, (self.heads, -1)).transpose(1, 2)
         nope, v = up.split([self.latent.nope_dim, self.latent.v_dim], -1)
-        k = _joined(nope, rope.expand(-1, self.heads, -1, -1))
+        k = joined(nope, rope.expand(-1, self.heads, -1, -1))
         return self.attended((q, k, v), options)
 
     def _absorbed(self, q: Tensor, kept_so_far: Tensor, options: Options) -> Tensor:
@@ -375,7 +332,7 @@ class LatentAttention(Attends):
         """
         rank, nope = self.latent.kv_rank, self.latent.nope_dim
         k_up, v_up = self.kv_up.weight.unflatten(0, (self.heads, -1)).split([nope, self.latent.v_dim], 1)
-        q = _joined(q[..., :nope] @ k_up, q[..., nope:])
+        q = joined(q[..., :nope] @ k_up, q[..., nope:])
         return self.attended((q, kept_so_far, kept_so_far), options)[..., :rank] @ v_up.mT
 
     def _absorbs(self, q_len: int, kv_len: int) -> bool:
@@ -398,15 +355,10 @@ class LatentAttention(Attends):
         if cache is None:
             return
         mine = (self.latent.kv_rank, self.latent.rope_dim)
-        given = (cache.latent.kv_rank, cache.latent.rope_dim) if isinstance(cache, LatentCache) else None
+        given = cache.widths if isinstance(cache, LatentCache) else None
         if given != mine:
             raise MultiheadError(
                 asked=f"a cache of this module: latent vectors of width {mine[0]} and keys of width {mine[1]}",
                 arrived=type(cache).__name__ + (f" of widths {given[0]} and {given[1]}" if given else ""),
                 remedy="build it with this module: cache = attn.cache(batch=...); each layer needs its own",
             )
-
-
-def _joined(first: Tensor, second: Tensor) -> Tensor:
-    """One behind the other, in each row."""
-    return torch.cat([first, second], -1)

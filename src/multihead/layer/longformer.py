@@ -29,7 +29,8 @@ class LongformerAttention(Attends):
     the place of what the first gave them.
 
     It looks both ways; `mask=causal()` makes a causal one of it. A query that may attend to no key gets 0 from every
-    head. It has no cache.
+    head. It has no cache. A watcher sees two calls: the heads at all rows, and, as so many heads more, those at the
+    global rows in order, filled up with others where a sequence has fewer.
 
     Args:
         embed_dim: Width of the input and of the output.

@@ -37,8 +37,9 @@ class TalkingHeadsAttention(Attends):
 
     A row of weights needs the scores of every head, which no attention kernel has at once. So this is computed by its
     definition in plain torch, some queries at a time: memory is O(heads * queries in a block * kv_len), in training as
-    well, where blocks are computed a second time. There is no backend to choose, and the weights are not those that a
-    watcher of `attend` would compute from queries and keys. A query that may attend to no key gets 0.
+    well, where blocks are computed a second time. There is no backend to choose. What watches a model neither sees nor
+    gates these heads: their weights do not follow from the queries and keys of one head. A query that may attend to no
+    key gets 0.
 
     Args:
         embed_dim: Width of the inputs and of the output.
@@ -144,13 +145,11 @@ class TalkingHeadsAttention(Attends):
         return self.out_proj(self._part.gated(query, heads.transpose(1, 2)).flatten(2))
 
     def attended(self, qkv: tuple[Tensor, Tensor, Tensor], options: Options) -> Tensor:
-        """As in `Attends`, but that no operator stands for it in a graph."""
-        if "attend" in vars(self):
-            return super().attended(qkv, options)
-        return self.attend(make_problem(*qkv, **options, dropout=self.dropout if self.training else 0.0))
+        """The heads of a call, (batch, heads, q_len, v_head_dim): by the definition, in blocks of queries.
 
-    def attend(self, problem: Problem) -> Float[Tensor, "batch heads q_len v_head_dim"]:
-        """The heads of a call, mixed: by the definition, in blocks of queries."""
+        It does not pass through `attend`, where a watcher would take weights for those of its problem.
+        """
+        problem = make_problem(*qkv, **options, dropout=self.dropout if self.training else 0.0)
         wide = problem.widen()
         height = problem.q_len if torch.compiler.is_compiling() else _height(problem)
         blocks = torch.arange(problem.q_len, device=problem.q.device).split(max(height, 1))
