@@ -5,9 +5,9 @@ from multihead.layer.base import Attends, Options
 from multihead.layer.cache import AttentionCache, Full, Int8, Sliding, Static
 from multihead.layer.differential import DifferentialAttention, LayerLambda, TokenLambda
 from multihead.layer.group import HeadGroup, OutputGate, QKNorm, Scoring
-from multihead.layer.prune import Pruning
 from multihead.layer.latent import Latent, LatentAttention, LatentCache
 from multihead.layer.longformer import LongformerAttention
+from multihead.layer.prune import Pruning
 from multihead.layer.talking import TalkingHeadsAttention
 
 __all__ = [
