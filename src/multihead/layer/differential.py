@@ -13,11 +13,12 @@ from multihead.layer.base import Attends, Options
 from multihead.layer.cache import AttentionCache, Full, Kind
 from multihead.layer.call import Call, Where, check_visible
 from multihead.layer.check import check_counts, listed_divisors
-from multihead.layer.group import HeadGroup, QKNorm, Rotation
+from multihead.layer.group import HeadGroup, QKNorm
 from multihead.layer.kept import kept
-from multihead.layer.part import Norm, zero_bias
+from multihead.layer.part import GroupPart, Norm, zero_bias
+from multihead.layer.placing import placed
 from multihead.pattern import Pattern
-from multihead.position import ALiBi, RelativeTable
+from multihead.position import PositionBias, Rotary
 
 _SPREAD = 0.1  # of the four vectors at the start, as in the paper's code
 
@@ -123,7 +124,7 @@ class DifferentialAttention(Attends):
         *,
         kv_heads: int | None = None,
         head_dim: int | None = None,
-        position: Rotation | None = None,
+        position: Rotary | None = None,
         lambdas: LayerLambda | TokenLambda | None = None,
         bias: bool = False,
         backend: str = "auto",
@@ -136,9 +137,10 @@ class DifferentialAttention(Attends):
         kv_heads = heads if kv_heads is None else kv_heads
         HeadGroup(heads, head_dim, kv_heads=kv_heads)  # for its checks, in the numbers that were given
         self.embed_dim, self.heads, self.kv_heads, self.head_dim = embed_dim, heads, kv_heads, head_dim
-        self.position = position
-        self.groups = (HeadGroup(2 * heads, head_dim, kv_heads=paired * kv_heads, v_head_dim=paired * head_dim),)
         width = paired * head_dim
+        maps = HeadGroup(2 * heads, head_dim, kv_heads=paired * kv_heads, v_head_dim=width, position=position)
+        self.groups = (maps,)
+        self.part = GroupPart(maps, embed_dim)
         self.q_proj = nn.Linear(embed_dim, heads * 2 * head_dim, bias=bias)
         self.k_proj = nn.Linear(embed_dim, kv_heads * width, bias=bias)
         self.v_proj = nn.Linear(embed_dim, kv_heads * width, bias=bias)
@@ -195,7 +197,7 @@ class DifferentialAttention(Attends):
         value: Tensor | None = None,
         *,
         mask: Pattern | Tensor | None = None,
-        bias: Tensor | ALiBi | RelativeTable | None = None,
+        bias: Tensor | PositionBias | None = None,
         q_offset: int | None = None,
         cache: AttentionCache | None = None,
         positions: Tensor | None = None,
@@ -222,7 +224,7 @@ class DifferentialAttention(Attends):
         mask, bias = self._for_both(mask, bias)
         call = Call.checked(self, query, key, value, mask=mask, bias=bias, q_offset=q_offset, cache=cache)
         with kept(cache):
-            first, second = self._maps(call, call.q_positions(positions))
+            first, second = self._maps(call, positions)
         heads = first - self.lambda_of(query) * second
         if isinstance(self.lambdas, LayerLambda):
             heads = self.norm(heads) * (1 - self.lambdas.initial)
@@ -236,10 +238,10 @@ class DifferentialAttention(Attends):
         """Sizes for `print(model)`."""
         shown = f"{self.embed_dim}, heads={self.heads}, head_dim={self.head_dim}"
         shown += f", kv_heads={self.kv_heads}" if self.kv_heads != self.heads else ""
-        shown += f", position={type(self.position).__name__}" if self.position is not None else ""
+        shown += ", position=Rotary" if self.groups[0].position is not None else ""
         return f"{shown}, {self.lambdas}" + (f", backend={self.backend!r}" if self.backend != "auto" else "")
 
-    def _maps(self, call: Call, q_pos: Tensor) -> tuple[Tensor, Tensor]:
+    def _maps(self, call: Call, positions: Tensor | None) -> tuple[Tensor, Tensor]:
         """What the first and the second maps give, (batch, heads, q_len, width of values) each."""
         assert call.key is not None
         assert call.value is not None
@@ -248,9 +250,7 @@ class DifferentialAttention(Attends):
         v = self._split(self.v_proj(call.value), self.groups[0].sizes[3])
         if one_lambda:
             q, k = (torch.cat([x[:, ::2], x[:, 1::2]], 1) for x in (q, k))
-        q, k, first = self._turned(q, q_pos), self._turned(k, call.k_positions(q_pos)), 0
-        if call.cache is not None:
-            k, v, first = call.cache.groups[0].append(k, v)
+        q, k, v, first = placed(call, self.part, (q, k, v), positions)
         where = Where(place=0, groups=self.groups, kv_len=k.shape[2], first=first)
         options: Options = {
             "mask": call.mask_of(where),
@@ -267,12 +267,9 @@ class DifferentialAttention(Attends):
     def _split(self, joined: Tensor, width: int) -> Tensor:
         return joined.unflatten(2, (-1, width)).transpose(1, 2)
 
-    def _turned(self, x: Tensor, places: Tensor) -> Tensor:
-        return x if self.position is None else self.position.rotate(x, places)
-
     def _for_both(
-        self, mask: Pattern | Tensor | None, bias: Tensor | ALiBi | RelativeTable | None
-    ) -> tuple[Pattern | Tensor | None, Tensor | ALiBi | RelativeTable | None]:
+        self, mask: Pattern | Tensor | None, bias: Tensor | PositionBias | None
+    ) -> tuple[Pattern | Tensor | None, Tensor | PositionBias | None]:
         """Mask and bias of the heads as those of the maps."""
         if isinstance(mask, Pattern) and mask.heads not in (None, 1):
             raise MultiheadError(
@@ -285,7 +282,7 @@ class DifferentialAttention(Attends):
         places = each.repeat(2) if isinstance(self.lambdas, LayerLambda) else each.repeat_interleave(2)
         mask = _doubled(mask, places) if isinstance(mask, Tensor) else mask
         bias = _doubled(bias, places) if isinstance(bias, Tensor) else bias
-        if isinstance(bias, ALiBi | RelativeTable) and bias.heads == self.heads:
+        if isinstance(bias, PositionBias) and bias.heads == self.heads:
             bias = bias.pick(places.to(bias.weight.device))
         return mask, bias
 

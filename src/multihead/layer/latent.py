@@ -13,11 +13,11 @@ from multihead.layer.base import Attends, Options
 from multihead.layer.cache import AttentionCache, Full, GroupCache, Int8, Kind
 from multihead.layer.call import Call, Where, check_visible
 from multihead.layer.check import check_counts
-from multihead.layer.group import HeadGroup, QKNorm, Rotation, Scoring
+from multihead.layer.group import HeadGroup, QKNorm, Scoring
 from multihead.layer.kept import kept
-from multihead.layer.part import GroupPart, Norm, zero_bias
+from multihead.layer.part import GroupPart, Norm, turned, zero_bias
 from multihead.pattern import Pattern
-from multihead.position import ALiBi, RelativeTable, Rotary
+from multihead.position import PositionBias, Rotary, Rotation
 
 Form = Literal["auto", "expanded", "absorbed"]
 
@@ -86,8 +86,8 @@ class LatentRows(GroupCache):
         if isinstance(self.kind, Int8):
             # A factor for each of the two: their sizes have nothing to do with one another.
             latent, rope, first = self.append(latent, rope)
-            return torch.cat([latent, rope], -1), first
-        (joined,) = self.rows.append((torch.cat([latent, rope], -1),))
+            return _joined(latent, rope), first
+        (joined,) = self.rows.append((_joined(latent, rope),))
         return joined, self.rows.first
 
 
@@ -175,7 +175,7 @@ class LatentAttention(Attends):
         heads: int,
         latent: Latent,
         *,
-        position: Rotation | None = None,
+        position: Rotary | None = None,
         scoring: Scoring | None = None,
         bias: bool = False,
         dropout: float = 0.0,
@@ -222,7 +222,7 @@ class LatentAttention(Attends):
         """Factor of the products."""
         if (given := self.groups[0].scoring.scale) is not None:
             return given
-        factor = self.position.score_factor if isinstance(self.position, Rotary) else 1.0
+        factor = 1.0 if self.position is None else self.position.score_factor
         return self.latent.head_dim**-0.5 * factor
 
     def cache(self, *, batch: int, kind: Kind | None = None) -> LatentCache:
@@ -265,7 +265,7 @@ class LatentAttention(Attends):
         query: Tensor,
         *,
         mask: Pattern | Tensor | None = None,
-        bias: Tensor | ALiBi | RelativeTable | None = None,
+        bias: Tensor | PositionBias | None = None,
         cache: LatentCache | None = None,
         positions: Tensor | None = None,
     ) -> Float[Tensor, "batch q_len embed_dim"]:
@@ -288,7 +288,7 @@ class LatentAttention(Attends):
         call = Call.checked(self, query, None, None, mask=mask, bias=bias, q_offset=None, cache=cache)
         check_visible(mask)
         with kept(cache):
-            heads = self._heads(call, call.q_positions(positions))
+            heads = self._heads(call, positions)
         return self.out_proj(heads.transpose(1, 2).flatten(2))
 
     def widths(self) -> dict[str, int]:
@@ -306,16 +306,12 @@ class LatentAttention(Attends):
     def _watched(self) -> bool:
         return "attend" in vars(self)
 
-    def _heads(self, call: Call, places: Tensor) -> Tensor:
+    def _heads(self, call: Call, positions: Tensor | None) -> Tensor:
         """(batch, heads, q_len, v_dim)."""
-        latent = self.latent
-        q = self._queries(call.query, places)
+        q = self._queries(call.query).unflatten(2, (self.heads, -1)).transpose(1, 2)
         down = self.kv_down(call.query)[:, None]
-        c, rope = self.kv_norm(down[..., : latent.kv_rank]), self._turned(down[..., latent.kv_rank :], places)
-        if isinstance(call.cache, LatentCache):
-            kept_so_far, first = call.cache.extend(c, rope)
-        else:
-            kept_so_far, first = torch.cat([c, rope], -1), 0
+        c, rope = down.split([self.latent.kv_rank, self.latent.rope_dim], -1)
+        q, kept_so_far, first = self._placed(call, q, (self.kv_norm(c), rope), positions)
         where = Where(place=0, groups=self.groups, kv_len=kept_so_far.shape[2], first=first)
         options: Options = {
             "mask": call.mask_of(where),
@@ -330,26 +326,45 @@ class LatentAttention(Attends):
         compute = self._absorbed if self._absorbs(*lengths) else self._expanded
         return compute(q, kept_so_far, options)
 
-    def _queries(self, x: Tensor, places: Tensor) -> Tensor:
-        """(batch, heads, q_len, nope_dim + rope_dim)."""
-        q = self._queries_flat(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
-        nope = self.latent.nope_dim
-        return torch.cat([q[..., :nope], self._turned(q[..., nope:], places)], -1)
-
-    def _queries_flat(self, x: Tensor) -> Tensor:
+    def _queries(self, x: Tensor) -> Tensor:
+        """(batch, q_len, heads * (nope_dim + rope_dim))."""
         if self.latent.q_rank is None:
             return self.q_proj(x)
         return self.q_up(self.q_norm(self.q_down(x)[:, None])[:, 0])
 
-    def _turned(self, x: Tensor, places: Tensor) -> Tensor:
-        return x if self.position is None else self.position.rotate(x, places)
+    def _placed(
+        self, call: Call, q: Tensor, new: tuple[Tensor, Tensor], positions: Tensor | None
+    ) -> tuple[Tensor, Tensor, int]:
+        """Queries, and all that they look at: latent vectors, each with its key behind; the position of the first."""
+        rank, nope = self.latent.kv_rank, self.latent.nope_dim
+        (c, rope), q_pos = new, call.q_positions(positions)
+        late = self.position is not None and self.position.depends_on_length
+        rotation = None if late else self._rotation(q_pos, q)
+        rope = turned(rope, rotation)
+        kept_so_far, first = (
+            call.cache.extend(c, rope) if isinstance(call.cache, LatentCache) else (_joined(c, rope), 0)
+        )
+        if late:
+            # By how much keys are turned depends on how long the text has become: they are kept as they were.
+            count = kept_so_far.shape[2]
+            length = call.seen(count + first, positions)
+            rotation = self._rotation(q_pos, q, length)
+            again = self._rotation(call.late_positions(first, count, q_pos), q, length)
+            kept_so_far = _joined(kept_so_far[..., :rank], turned(kept_so_far[..., rank:], again))
+        return _joined(q[..., :nope], turned(q[..., nope:], rotation)), kept_so_far, first
+
+    def _rotation(self, places: Tensor, like: Tensor, length: int | None = None) -> Rotation | None:
+        if self.position is None:
+            return None
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        return self.position.rotation(places, self.latent.rope_dim, length=length, dtype=dtype)
 
     def _expanded(self, q: Tensor, kept_so_far: Tensor, options: Options) -> Tensor:
         """Keys and values of every head, then attention as usual."""
         c, rope = kept_so_far.split([self.latent.kv_rank, self.latent.rope_dim], -1)
         up = self.kv_up(c[:, 0]).unflatten(2, (self.heads, -1)).transpose(1, 2)
         nope, v = up.split([self.latent.nope_dim, self.latent.v_dim], -1)
-        k = torch.cat([nope, rope.expand(-1, self.heads, -1, -1)], -1)
+        k = _joined(nope, rope.expand(-1, self.heads, -1, -1))
         return self.attended((q, k, v), options)
 
     def _absorbed(self, q: Tensor, kept_so_far: Tensor, options: Options) -> Tensor:
@@ -360,7 +375,7 @@ class LatentAttention(Attends):
         """
         rank, nope = self.latent.kv_rank, self.latent.nope_dim
         k_up, v_up = self.kv_up.weight.unflatten(0, (self.heads, -1)).split([nope, self.latent.v_dim], 1)
-        q = torch.cat([q[..., :nope] @ k_up, q[..., nope:]], -1)
+        q = _joined(q[..., :nope] @ k_up, q[..., nope:])
         return self.attended((q, kept_so_far, kept_so_far), options)[..., :rank] @ v_up.mT
 
     def _absorbs(self, q_len: int, kv_len: int) -> bool:
@@ -390,3 +405,8 @@ class LatentAttention(Attends):
                 arrived=type(cache).__name__ + (f" of widths {given[0]} and {given[1]}" if given else ""),
                 remedy="build it with this module: cache = attn.cache(batch=...); each layer needs its own",
             )
+
+
+def _joined(first: Tensor, second: Tensor) -> Tensor:
+    """One behind the other, in each row."""
+    return torch.cat([first, second], -1)

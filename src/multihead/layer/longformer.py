@@ -144,7 +144,7 @@ class LongformerAttention(Attends):
         """The window and the columns of the global tokens, within the mask."""
         seen = band(self.window // 2, self.window // 2)
         if tokens.places.shape[1]:
-            seen = seen | padding(tokens.flags)
+            seen = seen | _keys(tokens.flags)
         if mask is None or isinstance(mask, Pattern):
             return seen if mask is None else seen & mask
         return seen.mask(x.shape[1], x.shape[1], device=x.device) & mask
@@ -222,7 +222,12 @@ def _checked(mask: Pattern | Tensor | None, heads: int, x: Tensor) -> Pattern | 
         return mask
     batch, length = x.shape[:2]
     four = check_mask(mask, (batch, heads, length, length), x.device)
-    return padding(four[:, 0, 0]) if four.shape[1:] == (1, 1, length) else four
+    return _keys(four[:, 0, 0]) if four.shape[1:] == (1, 1, length) else four
+
+
+def _keys(flags: Tensor) -> Pattern:
+    """The keys of flags (batch | 1, length): a pattern of one row would be for a batch of 1."""
+    return padding(flags[0] if len(flags) == 1 else flags)
 
 
 def _misfit(arrived: str, batch: int, length: int) -> MultiheadError:

@@ -18,8 +18,9 @@ from multihead.layer.check import check_counts
 from multihead.layer.group import HeadGroup, read_groups
 from multihead.layer.kept import kept
 from multihead.layer.part import GroupPart, zero_bias
+from multihead.layer.placing import placed
 from multihead.pattern import Pattern
-from multihead.position import ALiBi, RelativeTable
+from multihead.position import PositionBias
 
 _TARGET = 2**20  # scores of a block, over all batch rows and heads
 _LEAST = 16  # queries in a block
@@ -114,7 +115,7 @@ class TalkingHeadsAttention(Attends):
         value: Tensor | None = None,
         *,
         mask: Pattern | Tensor | None = None,
-        bias: Tensor | ALiBi | RelativeTable | None = None,
+        bias: Tensor | PositionBias | None = None,
         q_offset: int | None = None,
         cache: AttentionCache | None = None,
         positions: Tensor | None = None,
@@ -139,11 +140,13 @@ class TalkingHeadsAttention(Attends):
         call = Call.checked(self, query, key, value, mask=mask, bias=bias, q_offset=q_offset, cache=cache)
         check_visible(mask)
         with kept(cache):
-            heads = self._heads(call, call.q_positions(positions))
+            heads = self._heads(call, positions)
         return self.out_proj(self._part.gated(query, heads.transpose(1, 2)).flatten(2))
 
     def attended(self, qkv: tuple[Tensor, Tensor, Tensor], options: Options) -> Tensor:
         """As in `Attends`, but that no operator stands for it in a graph."""
+        if "attend" in vars(self):
+            return super().attended(qkv, options)
         return self.attend(make_problem(*qkv, **options, dropout=self.dropout if self.training else 0.0))
 
     def attend(self, problem: Problem) -> Float[Tensor, "batch heads q_len v_head_dim"]:
@@ -171,7 +174,7 @@ class TalkingHeadsAttention(Attends):
     def _part(self) -> GroupPart:
         return cast(GroupPart, self.parts[0])
 
-    def _heads(self, call: Call, q_pos: Tensor) -> Tensor:
+    def _heads(self, call: Call, positions: Tensor | None) -> Tensor:
         """(batch, heads, q_len, v_head_dim)."""
         assert call.key is not None
         assert call.value is not None
@@ -182,9 +185,7 @@ class TalkingHeadsAttention(Attends):
             project(x).unflatten(2, (count, -1)).transpose(1, 2)
             for (project, x), count in zip(each, counts, strict=True)
         )
-        q, k, first = part.place(q, part.q_norm, q_pos), part.place(k, part.k_norm, call.k_positions(q_pos)), 0
-        if call.cache is not None:
-            k, v, first = call.cache.groups[0].append(k, v)
+        q, k, v, first = placed(call, part, (q, k, v), positions)
         where = Where(place=0, groups=self.groups, kv_len=k.shape[2], first=first)
         scoring = part.group.scoring
         options: Options = {
