@@ -166,8 +166,8 @@ def test_a_remembered_sequence_is_another_sequence():
 
 
 KINDS = {
-    "latent": lambda: LatentAttention(16, Latent(6, nope_dim=4, rope_dim=2, v_dim=4, form="expanded"), heads=4),
-    "absorbed": lambda: LatentAttention(16, Latent(6, nope_dim=4, rope_dim=2, v_dim=4, form="absorbed"), heads=4),
+    "latent": lambda: LatentAttention(16, 4, latent=Latent(6, nope_dim=4, rope_dim=2, v_dim=4, form="expanded")),
+    "absorbed": lambda: LatentAttention(16, 4, latent=Latent(6, nope_dim=4, rope_dim=2, v_dim=4, form="absorbed")),
     "longformer": lambda: LongformerAttention(16, 4, window=4),
     "talking": lambda: TalkingHeadsAttention(16, 4),
 }
