@@ -252,3 +252,15 @@ def test_where_gates_cannot_begin():
         HeadGate(FAMILIES["bert"].build(), float("nan"))
     with pytest.raises(MultiheadError, match="found none"):
         HeadGate(nn.Linear(3, 3))
+
+
+def test_gates_and_gradient_checkpoints():
+    family = FAMILIES["llama"]
+    model, inputs = family.build().train(), family.inputs() | {"use_cache": False}
+    gate = HeadGate(model, 0.7)
+    plain = gradients(model, inputs, gate)
+    model.activation_checkpointing_enable()
+    with gate.acting():
+        again = torch.autograd.grad(loss_of(model, inputs)[0], list(gate.parameters()))
+    for one, other in zip(again, plain, strict=True):
+        torch.testing.assert_close(one, other)

@@ -6,9 +6,19 @@ import pytest
 import torch
 from torch import nn
 
+from hooks.mixed import randomise
 from hooks.oracle import output_of
-from multihead.hooks import addresses, gated, locate, watching
-from multihead.layer import Attends, MultiHeadAttention
+from multihead.error import MultiheadError
+from multihead.hooks import HeadGate, addresses, gated, locate, watching
+from multihead.layer import (
+    Attends,
+    DifferentialAttention,
+    Latent,
+    LatentAttention,
+    LongformerAttention,
+    MultiHeadAttention,
+    TalkingHeadsAttention,
+)
 from multihead.pattern import causal, padding
 
 
@@ -153,3 +163,51 @@ def test_a_remembered_sequence_is_another_sequence():
             torch.testing.assert_close(module(x, cache=cache), want)
     assert list(addresses(watched.sites).values()) == [("cross", 0)]
     assert calls[0].keys.ids is None
+
+
+KINDS = {
+    "latent": lambda: LatentAttention(16, 4, latent=Latent(6, nope_dim=4, rope_dim=2, v_dim=4, form="expanded")),
+    "absorbed": lambda: LatentAttention(16, 4, latent=Latent(6, nope_dim=4, rope_dim=2, v_dim=4, form="absorbed")),
+    "longformer": lambda: LongformerAttention(16, 4, window=4),
+    "talking": lambda: TalkingHeadsAttention(16, 4),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_of_other_modules_are_gated(kind):
+    module, x = randomise(KINDS[kind]()), torch.randn(2, 7, 16)
+    assert [one.heads for one in locate(module)] == [4]
+    given = {"global_tokens": [0, 3]} if kind == "longformer" else {}
+    gate = HeadGate(module)
+    gate["L0.H2"] = 0.0
+    with torch.no_grad():
+        with gated(module, {"L0.H2": 0.0}):
+            got = module(x, **given)
+        with gate.acting():
+            assert torch.equal(module(x, **given), got)
+        module.out_proj.weight[:, 8:12] = 0
+        torch.testing.assert_close(got, module(x, **given), rtol=1e-5, atol=1e-5)
+
+
+def test_both_maps_of_a_differential_head_are_heads_of_a_call():
+    module, x = randomise(DifferentialAttention(16, 2)), torch.randn(2, 5, 16)
+    gate, calls = HeadGate(module), []
+    with gate.acting(), watching(module, calls.append):
+        loss = module(x).square().sum()
+    assert [one.heads for one in locate(module)] == [calls[0].problem.heads] == [4]
+    (grad,) = torch.autograd.grad(loss, list(gate.parameters()))
+    assert bool((grad != 0).all())
+
+
+def test_what_other_modules_do_besides_is_told():
+    module, calls = LongformerAttention(16, 4, window=4), []
+    with torch.no_grad(), watching(module, calls.append) as watched:
+        module(torch.randn(2, 9, 16))
+        assert not watched.unseen
+        assert calls[0].projection.weight is module.out_proj.weight
+        module(torch.randn(2, 9, 16), global_tokens=[0])
+    assert [call.problem.q_len for call in calls] == [9, 9]
+    assert "computed once more" in watched.unseen[""]
+    module = TalkingHeadsAttention(16, 4)
+    with pytest.raises(MultiheadError, match="no weights are those of one head"), watching(module, calls.append):
+        module(torch.randn(2, 5, 16))

@@ -225,7 +225,7 @@ def test_a_model_is_pruned_as_a_whole_or_not_at_all(randomise):
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
-def test_pruned_modules_are_compiled_and_exported():
+def test_compiled_modules_are_pruned_and_restored():
     # In a process of its own: what compiling changes is not undone, and no graph is made of code that checks types.
     script = Path(__file__).with_name("pruning.py")
     ran = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)

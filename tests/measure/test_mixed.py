@@ -7,7 +7,7 @@ import torch
 from hooks.mixed import GROUPS, HEADS, LAYERS, VOCAB, apart, mixed, plain
 from multihead.corpus import TokenClasses
 from multihead.layer import Int8
-from multihead.measure import Batch, Run, observe, watch
+from multihead.measure import DEFAULT, Batch, Run, observe, watch
 from multihead.pattern import distance
 from multihead.record import Document
 from multihead.report import render_page
@@ -125,8 +125,9 @@ def test_rows_are_drawn_of_each_kind():
     ids = torch.randint(VOCAB, (1, 100))
     documents = [Document(name="a", digest="a", tokens=100)]
     given = [Batch(inputs={"input_ids": ids}, document=(0,))]
-    some = observe(model, given, documents=documents, run=Run(rows=64))
-    every = observe(model, given, documents=documents)
+    few = [one for one in DEFAULT if one.quantities[0].name in ("entropy", "output_norm", "similarity")]
+    some = observe(model, given, documents=documents, statistics=few, run=Run(rows=64))
+    every = observe(model, given, documents=documents, statistics=few)
     low, high = some.sampling_interval("entropy")
     assert some.sampling
     assert np.isfinite(low).all()

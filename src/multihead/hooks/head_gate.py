@@ -96,7 +96,7 @@ class HeadGate(nn.Module):
 
     @contextmanager
     def acting(self, values: Mapping[str, Tensor] | None = None) -> Generator[None, None, None]:
-        """While this is open, the gates act on the model.
+        """While this is open, the gates act on the model; with gradient checkpoints, backward passes belong in it too.
 
         Args:
             values: For some layers (`{"L3": tensor}`) what acts in place of the parameter: (heads,), or (batch, heads)

@@ -109,11 +109,17 @@ def locate(model: nn.Module) -> Layers:
     return Layers(
         Located(
             site=Site(module=path, cross=crossing[id(module)], stack=stacks[path, crossing[id(module)]]),
-            heads=stated_heads(module),
+            heads=_heads_of(module),
             how="seen" if id(module) in known else "fallback",
         )
         for path, module in found
     )
+
+
+def _heads_of(module: nn.Module) -> int | None:
+    """Heads as a call has them: where weights are differences of two, each is one."""
+    groups = getattr(module, "groups", ()) if isinstance(module, Attends) else ()
+    return sum(group.heads for group in groups) or stated_heads(module)
 
 
 def find_attention(model: nn.Module) -> Found:

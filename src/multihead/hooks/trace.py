@@ -139,6 +139,10 @@ class Trace:
         """An attention call of a module begins."""
         self._pass.calls[id(module)] += 1
 
+    def calls(self, module: nn.Module) -> int:
+        """How many attention calls the run of a module has made so far."""
+        return self._pass.calls[id(module)]
+
     def heads_before(self, module: nn.Module) -> int:
         """How many heads of its layer come before those of the call at hand: a mixed layer makes one for each group."""
         groups = module.groups if isinstance(module, MultiHeadAttention) else ()

@@ -19,6 +19,7 @@ from multihead.hooks.seam import tapped
 from multihead.hooks.tap import KernelCall, OwnCall, Tap
 from multihead.hooks.tokens import TokenReader, past_of
 from multihead.hooks.trace import Trace, hooked
+from multihead.layer import LongformerAttention, TalkingHeadsAttention
 
 _OWN_KERNEL = "multihead"
 _UNUSED = (
@@ -182,6 +183,10 @@ class _Watcher(Tap):
             self._tell(Projection(weight=None, reason=_UNUSED))
 
     def end(self, module: nn.Module, call: KernelCall | OwnCall | Problem, output: Tensor) -> None:
+        untold = _untold(module, self.trace.calls(module))
+        if untold:
+            self.watched.refuse(self.trace.paths[id(module)], untold)
+            return
         site, frames = self.trace.site(module), self.trace.frames
         kernel, problem = self._read(site, call)
         queries, keys = self._tokens.read(frames, site, problem)
@@ -271,6 +276,15 @@ class _Watcher(Tap):
             self._on_pass(outermost is not None)
         if outermost is self.model:
             self.check_seen()
+
+
+def _untold(module: nn.Module, call: int) -> str:
+    """Why a call of one of our modules cannot be told; empty where it can."""
+    if isinstance(module, TalkingHeadsAttention):
+        return "its heads mix their scores and their weights, so that no weights are those of one head"
+    if isinstance(module, LongformerAttention) and call > 1:
+        return "rows of global tokens are computed once more, from other projections; only those of the window are told"
+    return ""
 
 
 def _are_fed(pending: Sequence[_Pending], given: Tensor) -> bool:
