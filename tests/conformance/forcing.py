@@ -10,7 +10,9 @@ from built import NATIVE
 from multihead.attend import find
 from multihead.error import BackendRefused
 
-every_backend = pytest.mark.parametrize("backend", ["auto", NATIVE, "sdpa", "tiled", "reference"])
+# FlexAttention traces every call anew on the CPU, for a quarter of a second.
+BACKENDS = ["auto", NATIVE, "sdpa", "tiled", "reference", pytest.param("flex", marks=pytest.mark.slow)]
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 _CHOOSE = sys.modules["multihead.attend.choose"]  # the room has a function of that name
 
