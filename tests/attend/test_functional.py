@@ -3,6 +3,7 @@
 import inspect
 import math
 
+import jaxtyping
 import pytest
 import torch
 
@@ -143,6 +144,35 @@ class Test33BeyondTheFirstDerivative:
         grad = torch.func.grad(lambda x: f(x).square().sum())(q)
         q.requires_grad_()
         assert near(grad, torch.autograd.grad(f(q).square().sum(), q)[0], 1e-12)
+
+
+HIDDEN = {
+    "bias": lambda: (torch.randn(3, 4, 6, 6), lambda x: {"bias": x[None]}),
+    "slopes": lambda: (torch.rand(3, 4), lambda x: {"bias": ALiBi(x)}),
+    "mask": lambda: (torch.rand(3, 6, 6) < 0.7, lambda x: {"mask": x}),
+    "sinks": lambda: (torch.randn(3, 4), lambda x: {"normaliser": Softmax(sinks=x)}),
+}
+
+
+@TORCH_WARNS
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("name", HIDDEN)
+def test_vmap_over_what_stands_beside_q_k_and_v(name, grad, monkeypatch):
+    """Every backend but the reference refuses it, with and without gradients, and names the reference."""
+    monkeypatch.setattr(
+        jaxtyping.config, "jaxtyping_disable", True
+    )  # a tensor vmap goes over says it has another shape
+    q, k, v = qkv(kv_len=6, grad=grad)
+    many, options = HIDDEN[name]()
+    word = "bias" if name == "slopes" else name
+    with torch.set_grad_enabled(grad):
+        for backend in ("auto", "sdpa", "tiled"):
+            with pytest.raises(MultiheadError) as caught:
+                torch.func.vmap(lambda x, backend=backend: attention(q, k, v, **options(x), backend=backend))(many)
+            assert f"torch.func.vmap over the {word}" in caught.value.arrived
+            assert caught.value.remedy.endswith("one that can run it: reference")
+        got = torch.func.vmap(lambda x: attention(q, k, v, **options(x), backend="reference"))(many)
+    assert near(got, torch.stack([attention(q, k, v, **options(x)) for x in many]))
 
 
 @TORCH_WARNS

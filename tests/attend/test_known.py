@@ -26,13 +26,6 @@ OPTIONS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def nothing_known():
-    known.forget()
-    yield
-    known.forget()
-
-
 def called(q, k, v, **options):
     return attention(q, k, v, backend="native", **options)
 

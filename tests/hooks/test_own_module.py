@@ -8,7 +8,7 @@ from torch import nn
 
 from hooks.oracle import output_of
 from multihead.hooks import addresses, gated, locate, watching
-from multihead.layer import MultiHeadAttention
+from multihead.layer import Attends, MultiHeadAttention
 from multihead.pattern import causal, padding
 
 
@@ -115,3 +115,41 @@ def test_an_overridden_attend_is_the_one_that_runs():
         with watching(module, calls.append):
             assert torch.equal(module(x), plain)
     torch.testing.assert_close(2 * output_of(calls[0].problem), calls[0].output.double(), atol=1e-5, rtol=0)
+
+
+class Pair(Attends):
+    """Attention of another shape, built on the same base: two heads that read each other's keys."""
+
+    def __init__(self):
+        super().__init__(dropout=0.0, backend="auto")
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(2, (2, 4)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        return self.out(self.attended((q, k.flip(1), v), {"mask": causal()}).transpose(1, 2).flatten(2))
+
+
+def test_every_module_that_attends_is_seen_and_gated():
+    module, calls, x = Pair(), [], torch.randn(2, 5, 8)
+    with torch.no_grad():
+        plain = module(x)
+        with watching(module, calls.append):
+            assert torch.equal(module(x), plain)
+        assert calls[0].projection.weight is module.out.weight
+        with gated(module, {"L0.H1": 0.0}):
+            got = module(x)
+        module.out.weight[:, 4:] = 0
+        assert torch.equal(got, module(x))
+    assert [one.how for one in locate(module)] == ["seen"]
+
+
+def test_a_remembered_sequence_is_another_sequence():
+    module, calls = MultiHeadAttention(16, 4), []
+    x, memory = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
+    with torch.no_grad():
+        cache = module.remember(memory)
+        want = module(x, memory)
+        with watching(module, calls.append) as watched:
+            torch.testing.assert_close(module(x, cache=cache), want)
+    assert list(addresses(watched.sites).values()) == [("cross", 0)]
+    assert calls[0].keys.ids is None

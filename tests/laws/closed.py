@@ -102,6 +102,10 @@ def opaque(rows, heads):
             each = 3 * torch.arange(rows or 1).view(-1, 1, 1, 1) + torch.arange(heads or 1).view(-1, 1, 1)
             return mp.from_callable(lambda q, k: (q + 2 * k + each) % 7 < most, name=name, batch=rows, heads=heads)
 
-        return Known(make, lambda b, h, i, j: (i + 2 * j + 3 * b + h) % 7 < most)
+        def rule(b, h, i, j):
+            place = (3 * b if rows is not None else 0) + (h if heads is not None else 0)
+            return (i + 2 * j + place) % 7 < most
+
+        return Known(make, rule)
 
     return st.one_of(st.integers(0, 11).map(rowless), st.integers(0, 7).map(by_place))

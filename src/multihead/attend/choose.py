@@ -121,10 +121,11 @@ def choose(problem: Problem, backend: str) -> Backend:
         if not reasons[candidate.NAME] and (backend != "auto" or _behind(candidate, problem) is None):
             return candidate
     able = [other.NAME for other in (*AUTOMATIC, *BY_NAME) if other not in asked and not other.why_not(problem)]
+    other = "backend=" if backend == "auto" else 'backend="auto", or '
     raise BackendRefused(
         asked=f"attention of {problem} by backend={backend!r}",
         reasons=reasons,
-        remedy=f'pass backend="auto", or one that can run it: {", ".join(able)}',
+        remedy=f"pass {other}one that can run it: {', '.join(able)}",
     )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from multihead.attend.fit import buried, fit
 from multihead.attend.normaliser import Softmax
 from multihead.attend.problem import Problem
+from multihead.error import BackendRefused
 from multihead.pattern import Pattern, Tile, TileMap, lower
 from multihead.position import ALiBi
 
@@ -35,22 +36,19 @@ def why_not(problem: Problem) -> list[str]:
         reasons.append("FlexAttention has no dropout")
     sizes = ("batch", "heads", "q_len", "kv_len", "head_dim", "v_head_dim")
     reasons += [f"{name} is 0, which FlexAttention does not take" for name in sizes if getattr(problem, name) == 0]
-    kind = problem.q.device.type
-    if kind not in ("cpu", "cuda"):
-        reasons.append(f"FlexAttention runs on cpu and cuda, not on {kind}")
-    if torch.is_grad_enabled() and kind == "cpu" and _asks_gradient(problem):
-        reasons.append("FlexAttention has no backward pass on the CPU")
     if buried(problem):
-        reasons.append(
-            "a row of the bias is beyond +-1000 throughout, where its log-sum-exp to base 2 overflows or is coarse"
-        )
-    if kind == "cuda" and problem.q.dtype == torch.float64:
-        reasons.append("FlexAttention's kernels have no float64")
-    if kind == "cuda" and isinstance(problem.normaliser, Softmax) and problem.normaliser.sinks is not None:
-        sinks = problem.normaliser.sinks
-        if torch.is_grad_enabled() and sinks.requires_grad and problem.q.dtype != torch.float32:
-            reasons.append("sinks that are learned need the log-sum-exp in full precision; pass float32")
-    return reasons
+        reasons.append("a row of the bias is beyond +-1000 throughout, too much for its log-sum-exp to base 2")
+    return reasons + _why_not_here(problem)
+
+
+def _why_not_here(problem: Problem) -> list[str]:
+    """Reasons of the device."""
+    kind, graded = problem.q.device.type, torch.is_grad_enabled()
+    if kind == "cpu":
+        return ["FlexAttention has no backward pass on the CPU"] if graded and _asks_gradient(problem) else []
+    if kind != "cuda":
+        return [f"FlexAttention runs on cpu and cuda, not on {kind}"]
+    return ["FlexAttention's kernels have no float64"] if problem.q.dtype == torch.float64 else []
 
 
 def how(problem: Problem) -> str:
@@ -77,6 +75,26 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
             warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
             out, aux = _function()(**given, return_aux=AuxRequest(lse=True))
     return with_sinks(problem, out[..., : problem.v_head_dim], aux.lse.to(problem.wide))
+
+
+def compiled(problem: Problem) -> Tensor:
+    """The output by the kernel that is compiled for the problem, (batch, heads, q_len, v_head_dim).
+
+    On the CPU as well, where it gives no log-sum-exp, so that sinks cannot be put in.
+
+    Raises:
+        BackendRefused: It cannot run the problem, or there are sinks and it runs on the CPU.
+    """
+    reasons = why_not(problem)
+    plain = isinstance(problem.normaliser, Softmax) and problem.normaliser.plain
+    reasons += [] if plain else ["sinks need a log-sum-exp, which it does not give"]
+    if reasons:
+        raise BackendRefused(
+            asked=f"attention of {problem} by compiled FlexAttention",
+            reasons={NAME: reasons},
+            remedy='pass backend="auto"',
+        )
+    return _compiled()(**arguments(problem))[..., : problem.v_head_dim]
 
 
 def arguments(problem: Problem) -> dict[str, Any]:

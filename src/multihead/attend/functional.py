@@ -99,7 +99,9 @@ def attention(  # noqa: PLR0913 - the one public signature with every part of th
         v: Values (batch, kv_heads, kv_len, v_head_dim).
         mask: Which pairs take part: a pattern, or a boolean tensor (True = attend) of shape (q_len, kv_len) or (batch,
             heads, q_len, kv_len), any size 1. A query without an allowed key gets 0 and gradient 0. None allows all.
-        bias: Added to the scores: a floating tensor of the same shapes, `ALiBi`, `RelativeTable` or `AdaptiveSpan`.
+        bias: Added to the scores: a floating tensor of the same shapes, `ALiBi`, `RelativeTable` or `AdaptiveSpan`. Its
+            numbers are not looked at: -inf shuts a pair out, and NaN or +inf makes all of a row that sees it NaN, by
+            every backend.
         scale: Factor of the products; None is head_dim ** -0.5. A tensor, such as a learned temperature, is multiplied
             onto q: one number, one for each head (heads,), or (batch | 1, heads | 1, q_len | 1, 1).
         softcap: c in `c * tanh(scaled / c)` (Gemma 2); None is no cap.

@@ -16,7 +16,8 @@ from multihead.attend.normaliser import Softmax
 from multihead.attend.problem import Problem
 from multihead.attend.table import kind_of, prefers
 from multihead.native import NOT_BUILT, Library, Variant, load, ops, why_none
-from multihead.native.ops import DTYPES, WIDEST, Prepared, unrecorded
+from multihead.native.ops import Prepared, unrecorded
+from multihead.native.pack import DTYPES, WIDEST
 
 NAME = "native"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -141,7 +142,7 @@ def asked(library: Library) -> tuple[Variant, int]:
         library: The kernel.
     """
     variant, threads = _FORCED.get()
-    return Variant(variant) if variant else library.best_variant(), threads or library.threads()
+    return Variant(variant) if variant else library.best_variant(), library.threads(threads)
 
 
 def _gaps(x: Tensor) -> bool:

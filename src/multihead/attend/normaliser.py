@@ -87,7 +87,8 @@ class Softmax:
         peak = _peak(scores)
         if sink is not None:
             peak = torch.maximum(peak, sink.detach())
-        peak = torch.where(peak.isneginf(), 0.0, peak)
+        # A sink of +inf takes up all the weight.
+        peak = torch.where(peak.isneginf(), 0.0, peak).clamp(max=torch.finfo(peak.dtype).max)
         total = torch.exp(scores - peak[..., None]).sum(-1)
         if sink is not None:
             total = total + torch.exp(sink - peak)
@@ -222,7 +223,7 @@ class Entmax:
         peak = _peak(scores)
         peak = torch.where(peak.isneginf(), 0.0, peak)
         below = (scores - peak[..., None]) * (self.alpha - 1)
-        return torch.stack([peak, _threshold(below, 1 / (self.alpha - 1))], -1)
+        return torch.stack([peak, _threshold(below, 1 / (self.alpha - 1)) + 0 * peak], -1)
 
     def lse(self, settled: Float[Tensor, "batch heads rows 2"]) -> None:
         """None: there is a threshold, no denominator."""
@@ -232,7 +233,8 @@ class Entmax:
     ) -> Float[Tensor, "batch heads rows keys"]:
         """`max((alpha - 1) * scores - tau, 0) ** (1 / (alpha - 1))`."""
         below = (scores - settled[..., :1]) * (self.alpha - 1)
-        return _lift(below - settled[..., 1:], 1 / (self.alpha - 1))
+        threshold = settled[..., 1:]
+        return _lift(below - threshold, 1 / (self.alpha - 1)) + 0 * threshold  # NaN, which is not above 0, stays
 
     def pull(
         self, weights: Float[Tensor, "batch heads rows keys"], grad: Float[Tensor, "batch heads rows keys"]
@@ -257,10 +259,14 @@ Normaliser = Softmax | Sigmoid | Entmax
 
 
 def _peak(scores: Tensor) -> Tensor:
-    """The highest score of each row, without a gradient; -inf where there is none."""
+    """The highest score of each row, without a gradient; -inf where there is none.
+
+    It is NaN where it is +inf: beside such a score no weight can be told, and a user sees that in every number.
+    """
     if scores.shape[-1] == 0:
         return scores.new_full(scores.shape[:-1], -math.inf)
-    return scores.detach().amax(-1)
+    peak = scores.detach().amax(-1)
+    return torch.where(peak == math.inf, math.nan, peak)
 
 
 def _lift(above: Tensor, power: float) -> Tensor:

@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from multihead.attend.normaliser import Softmax
+from multihead.attend.problem import Problem
 from multihead.error import MultiheadError
 
 
@@ -54,6 +56,24 @@ def last(grads: Sequence[Tensor], sources: Sequence[Tensor]) -> tuple[Tensor, ..
         sources: What it computed them from.
     """
     return _Last.apply(len(grads), *grads, *sources) if torch.is_grad_enabled() else tuple(grads)
+
+
+def hidden(problem: Problem) -> list[str]:
+    """Which tensors besides q, k and v a torch.func.vmap goes over, in words: our kernels do not see them as such.
+
+    Args:
+        problem: What is asked.
+    """
+    if not torch._C._are_functorch_transforms_active():  # pyright: ignore[reportPrivateUsage] - no public name
+        return []
+    bias, normaliser = problem.bias, problem.normaliser
+    parts = {
+        "mask": problem.mask,
+        "bias": bias if isinstance(bias, Tensor) or bias is None else bias.weight,
+        "sinks": normaliser.sinks if isinstance(normaliser, Softmax) else None,
+    }
+    batched = torch._C._functorch.is_batchedtensor  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    return [f"torch.func.vmap over the {name}" for name, x in parts.items() if isinstance(x, Tensor) and batched(x)]
 
 
 def refuse(what: str, *, backend: str = "reference") -> NoReturn:

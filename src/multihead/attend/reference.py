@@ -23,6 +23,7 @@ def define(p: Problem, keep: Tensor | None = None) -> tuple[Tensor, Tensor | Non
         scores = scores + bias.to(scores)
     if p.mask is not None:
         scores = scores.where(p.mask if isinstance(p.mask, Tensor) else p.mask.allows(q_pos, k_pos), -torch.inf)
+    scores = scores.where(scores < torch.inf, torch.nan) if not isinstance(p.normaliser, Sigmoid) else scores
     weights, lse = _softmax(scores, p.normaliser) if isinstance(p.normaliser, Softmax) else _other(scores, p.normaliser)
     if p.dropout > 0 and keep is None:
         keep = torch.rand_like(weights) >= p.dropout
@@ -36,10 +37,10 @@ def _softmax(scores: Tensor, n: Softmax) -> tuple[Tensor, Tensor]:
     if n.sinks is not None:
         columns.append(n.sinks.to(scores)[:, None, None].expand(*scores.shape[:3], 1))
     every = torch.cat(columns, -1)
-    shift = every.detach().amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+    shift = every.detach().amax(-1, keepdim=True).nan_to_num(nan=torch.nan, neginf=0.0)
     total = torch.exp(every - shift).sum(-1, keepdim=True)
-    safe = total.where(total > 0, 1)
-    return torch.exp(scores - shift) / safe, (shift + safe.log()).where(total > 0, -torch.inf)[..., 0]
+    safe = total.where(total != 0, 1)
+    return torch.exp(scores - shift) / safe, (shift + safe.log()).where(total != 0, -torch.inf)[..., 0]
 
 
 def _other(scores: Tensor, n: Normaliser) -> tuple[Tensor, None]:
@@ -47,7 +48,7 @@ def _other(scores: Tensor, n: Normaliser) -> tuple[Tensor, None]:
         return torch.sigmoid(scores + n.bias), None
     alpha = n.alpha if isinstance(n, Entmax) else 2.0
     x, power = torch.nn.functional.pad(scores * (alpha - 1), (1, 0), value=-torch.inf), 1 / (alpha - 1)
-    tau = x.detach().amax(-1, keepdim=True).nan_to_num(neginf=0.0) - 1
+    tau = x.detach().amax(-1, keepdim=True).nan_to_num(nan=torch.nan, neginf=0.0) - 1
     for bit in range(1, 64):  # tau lies in [max - 1, max]: take each halving that leaves a mass of at least 1
         step = tau + 0.5**bit
         tau = step.where((x.detach() - step).clamp(min=0).pow(power).sum(-1, keepdim=True) >= 1, tau)
@@ -56,4 +57,4 @@ def _other(scores: Tensor, n: Normaliser) -> tuple[Tensor, None]:
         lift = (x - tau).where(held, 1).clamp(min=torch.finfo(x.dtype).tiny)
         slope = (power * lift.pow(power - 1)).where(held, 0).sum(-1, keepdim=True)
         tau = tau + (lift.pow(power).where(held, 0).sum(-1, keepdim=True) - 1) / slope.where(slope > 0, 1)
-    return (x - tau).where(held, 1).clamp(min=0).pow(power).where(held, 0)[..., 1:], None
+    return (x - tau).where(held, 1).clamp(min=0).pow(power).where(held, 0)[..., 1:] + 0 * tau, None

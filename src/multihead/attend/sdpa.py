@@ -9,6 +9,7 @@ from torch import Tensor
 from multihead.attend import flash_cpu, fused_cuda
 from multihead.attend.fit import buried
 from multihead.attend.normaliser import Softmax
+from multihead.attend.order import hidden
 from multihead.attend.problem import Problem
 
 NAME = "sdpa"
@@ -28,7 +29,10 @@ def why_not(problem: Problem) -> list[str]:
         )
     sizes = ("batch", "heads", "q_len", "kv_len", "head_dim", "v_head_dim")
     reasons += [f"{name} is 0, which its kernels do not take" for name in sizes if getattr(problem, name) == 0]
-    reasons += _why_no_gradient(problem) if torch.is_grad_enabled() else []
+    unseen = hidden(problem)
+    reasons += [f"its kernels have no {what}" for what in unseen]
+    # A number of what vmap goes over cannot be looked at.
+    reasons += _why_no_gradient(problem) if torch.is_grad_enabled() and not unseen else []
     if problem.q.device.type == "cuda":
         return reasons + fused_cuda.why_not(problem)
     if problem.q.device.type != "cpu":

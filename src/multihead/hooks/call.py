@@ -30,7 +30,7 @@ class Projection:
     """The output projection of an attention layer: y = concat(heads) @ weight.T + bias.
 
     Args:
-        weight: (model width, heads * v_head_dim).
+        weight: (model width, heads * v_head_dim): the columns of the heads of the call.
         reason: Empty, or why there is no projection; then `weight` is None.
     """
 
@@ -55,6 +55,9 @@ class Tokens:
 class Call:
     """One attention call, complete: what went in, what the model's own kernel returned, what was done with it.
 
+    A layer with heads of several kinds (`MultiHeadAttention` with several groups) makes a call for each kind, all at
+    one site: its heads are those from `first_head` on.
+
     Tensors are the model's own, not copies: read them inside the callback, never write to them.
 
     Args:
@@ -68,6 +71,7 @@ class Call:
         keys: Tokens at the key positions.
         kernel: Name of the model's own implementation, e.g. `"sdpa"`; of a module that computes attention by itself,
             what was seen of it: `"softmax (fallback)"` or `"scaled_dot_product_attention (fallback)"`.
+        first_head: Number of the first of these heads within the layer.
     """
 
     site: Site
@@ -78,3 +82,4 @@ class Call:
     queries: Tokens
     keys: Tokens
     kernel: str
+    first_head: int = 0

@@ -93,6 +93,17 @@ _HEAD_COUNTS = (
 
 def stated_heads(module: nn.Module) -> int | None:
     """Number of query heads as the module, or its configuration, states it."""
-    config = getattr(module, "config", None)
-    stated = (getattr(owner, name, None) for owner in (module, config) for name in _HEAD_COUNTS)
+    own, config = _stated(module), _stated(getattr(module, "config", None))
+    if own is not None or config is None:
+        return own
+    # The configuration may speak of another part of the model (the encoder of DETR).
+    rows, width = getattr(getattr(module, "q_proj", None), "out_features", None), getattr(module, "head_dim", None)
+    if not isinstance(rows, int) or not isinstance(width, int) or width < 1 or rows % width:
+        return config
+    # Queries may come with as many gates.
+    return config if rows in (config * width, 2 * config * width) else rows // width
+
+
+def _stated(owner: object) -> int | None:
+    stated = (getattr(owner, name, None) for name in _HEAD_COUNTS)
     return next((count for count in stated if type(count) is int and count > 0), None)

@@ -12,7 +12,7 @@ from multihead.hooks.address import addresses, name_stacks
 from multihead.hooks.call import Site
 from multihead.hooks.code import computes_attention, stated_heads, uses_table
 from multihead.hooks.families import families
-from multihead.layer import MultiHeadAttention
+from multihead.layer import Attends
 
 _CROSS_NAME = re.compile(r"cross|encoder_attn|enc_?dec|x_attn|token_to_image|image_to_token", re.IGNORECASE)
 _CROSS_CLASS = re.compile(r"cross_?att|enc(oder)?_?dec(oder)?_?att", re.IGNORECASE)
@@ -121,7 +121,7 @@ def find_attention(model: nn.Module) -> Found:
     return [
         (path, module)
         for path, module in model.named_modules()
-        if isinstance(module, MultiHeadAttention) or uses_table(type(module))
+        if isinstance(module, Attends) or uses_table(type(module))
     ]
 
 

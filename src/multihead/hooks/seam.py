@@ -21,7 +21,7 @@ from multihead.attend import Problem
 from multihead.hooks.fallback import TORCHS_OWN, Lookouts
 from multihead.hooks.locate import find_fallback
 from multihead.hooks.tap import TAPS, Kernel, KernelCall, Tap, gated, unseen
-from multihead.layer import MultiHeadAttention
+from multihead.layer import Attends
 
 _POSITIONAL = ("module", "query", "key", "value", "attention_mask")
 _OWN = "multihead"
@@ -36,7 +36,7 @@ class _Seams:
         self._attending: Counter[nn.Module] = Counter()
         self._lookouts = Lookouts()
 
-    def add(self, tap: Tap, own: Iterable[MultiHeadAttention], others: Iterable[nn.Module]) -> None:
+    def add(self, tap: Tap, own: Iterable[Attends], others: Iterable[nn.Module]) -> None:
         with self._lock:
             self._install()
             self._lookouts.put(others)
@@ -47,7 +47,7 @@ class _Seams:
                 self._attending[module] += 1
             TAPS.all = (*TAPS.all, tap)
 
-    def remove(self, tap: Tap, own: Iterable[MultiHeadAttention], others: Iterable[nn.Module]) -> None:
+    def remove(self, tap: Tap, own: Iterable[Attends], others: Iterable[nn.Module]) -> None:
         with self._lock:
             TAPS.all = tuple(other for other in TAPS.all if other is not tap)
             self._lookouts.take(others)
@@ -98,7 +98,7 @@ def tapped(tap: Tap, model: nn.Module) -> Generator[None, None, None]:
 
     Taps are told of a call in the order in which they were opened. May be nested, and opened from several threads.
     """
-    own = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
+    own = [module for module in model.modules() if isinstance(module, Attends)]
     others = [module for _, module in find_fallback(model)]
     others += [module for module in model.modules() if isinstance(module, TORCHS_OWN) and module not in others]
     _SEAMS.add(tap, own, others)
@@ -140,7 +140,7 @@ def _watched(kernel: str, function: Kernel) -> Kernel:
     return function if isinstance(function, _Watched) else _Watched(kernel, function)
 
 
-def _attend(self: MultiHeadAttention, problem: Problem) -> Tensor:
+def _attend(self: Attends, problem: Problem) -> Tensor:
     """`MultiHeadAttention.attend` of a watched module: (batch, heads, q_len, v_head_dim)."""
     taps = TAPS.of(self)
     for tap in taps:

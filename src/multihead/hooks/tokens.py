@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from multihead.attend import Problem
 from multihead.hooks.call import Site, Tokens
 from multihead.hooks.trace import CACHES, Frame
+from multihead.layer import Attends
 from multihead.pattern import Pattern
 
 # What a module reads that has no tokens: what is further out then belongs to another part of the model.
@@ -111,8 +112,9 @@ class TokenReader:
     ) -> Tokens:
         key, past, total = id(holder.module), holder.past, holder.past + problem.q_len
         cut = max(total - problem.kv_len, 0)
-        # Scores that are no product of queries and keys come with keys of no dimensions.
-        read = problem.k if problem.head_dim else problem.v
+        # Scores that are no product of queries and keys come with keys of no dimensions; keys of our own modules may be
+        # turned anew for every length.
+        read = problem.k if problem.head_dim and not isinstance(holder.module, Attends) else problem.v
         fresh = read.detach()[:, 0, : total - cut, 0].clone()
         old = self._kept.histories.pop(key, None)
         if past and (old is None or not _continues(old, site, fresh[:, : past - cut], cut, past)):
@@ -132,8 +134,13 @@ def past_of(frames: Sequence[Frame]) -> int | None:
 
 
 def _holder(frames: Sequence[Frame]) -> Frame | None:
-    """The innermost module outside of the layers that takes a cache: the one that reads a sequence bit by bit."""
+    """The innermost module outside of the layers that takes a cache: the one that reads a sequence bit by bit.
+
+    Modules of our own have a cache each, and read by themselves.
+    """
     found = None
+    if frames and isinstance(frames[-1].module, Attends) and frames[-1].cache is not None:
+        return frames[-1]
     for frame in frames:
         if frame.block:
             break

@@ -17,7 +17,7 @@ from multihead.hooks.address import CROSS, name_stacks
 from multihead.hooks.call import Site, Tokens
 from multihead.hooks.fallback import sheltered
 from multihead.hooks.locate import crosses, find_attention, find_fallback, innermost
-from multihead.layer import MultiHeadAttention
+from multihead.layer import Attends, MultiHeadAttention
 
 # transformers calls it `cache` from 5.24 on.
 CACHES = ("cache", "past_key_values")
@@ -67,6 +67,8 @@ class _Pass(threading.local):
     def __init__(self) -> None:
         self.frames: list[Frame] = []
         self.visits: Counter[int] = Counter()
+        # Attention calls of the run of each module that goes on.
+        self.calls: Counter[int] = Counter()
 
 
 class Trace:
@@ -133,6 +135,16 @@ class Trace:
         repeat = max(self._pass.visits[id(module)] - 1, 0)
         return Site(module=path, repeat=repeat, cross=cross, stack=CROSS if cross else self.stacks.get(path))
 
+    def begin(self, module: nn.Module) -> None:
+        """An attention call of a module begins."""
+        self._pass.calls[id(module)] += 1
+
+    def heads_before(self, module: nn.Module) -> int:
+        """How many heads of its layer come before those of the call at hand: a mixed layer makes one for each group."""
+        groups = module.groups if isinstance(module, MultiHeadAttention) else ()
+        place = (self._pass.calls[id(module)] - 1) % max(len(groups), 1)
+        return sum(group.heads for group in groups[:place])
+
     def most_visits(self, module: nn.Module) -> int:
         """How often a module was called in one pass, at most; backward passes may run in threads of their own."""
         return self._most_visits[id(module)]
@@ -154,9 +166,10 @@ class Trace:
             next((self.frames[-1].given[name] for name in names if name in self.frames[-1].given), None)
             for names in (("query", "q"), ("key", "k"))
         )
-        if isinstance(module, MultiHeadAttention):
-            return key is not None and key is not query
-        if type(module).__module__.startswith(_NAMED):
+        if isinstance(module, Attends):
+            remembered = getattr(self.frames[-1].given.get("cache"), "fixed", False) is True
+            return remembered or (key is not None and key is not query)
+        if is_told_by_name(module):
             # There names and classes tell; Funnel's pooled queries are no other sequence.
             return False
         if not isinstance(query, Tensor) or not isinstance(key, Tensor) or query.ndim > 3:
@@ -165,9 +178,10 @@ class Trace:
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module begins. What takes no hooks is told of by those who run it."""
+        state = self._pass
+        state.calls.pop(id(module), None)
         if self.backward or id(module) not in self.paths:
             return
-        state = self._pass
         if any(frame.module is module for frame in state.frames):
             # No module runs inside itself: an interrupt (Ctrl-C) ended the earlier pass without leaving it.
             state.frames.clear()
@@ -176,7 +190,9 @@ class Trace:
             state.visits.clear()
         self._visit(module)
         frame = Frame(module, args, kwargs, block=id(module) in self._blocks)
-        if not (frame.block or any(outer.block for outer in state.frames)):
+        if isinstance(module, Attends):
+            _read_own_cache(frame)
+        elif not (frame.block or any(outer.block for outer in state.frames)):
             _read_cache(frame, state.frames)
         state.frames.append(frame)
 
@@ -196,6 +212,11 @@ class Trace:
             self._on_end(module if well else None)
 
 
+def is_told_by_name(module: nn.Module) -> bool:
+    """Whether a module's name or class tells cross-attention, and not what it is called with."""
+    return type(module).__module__.startswith(_NAMED)
+
+
 def hooked(hooks: ExitStack, handle: RemovableHandle) -> None:
     """Take a hook away when `hooks` is closed."""
     hooks.callback(handle.remove)
@@ -208,6 +229,13 @@ def _read_cache(frame: Frame, outer: Sequence[Frame]) -> None:
         return
     known = next((other.past for other in outer if other.cache is cache), None)
     frame.cache, frame.past = cache, int(cache.get_seq_length()) if known is None else known
+
+
+def _read_own_cache(frame: Frame) -> None:
+    """Tokens in the cache of one of our modules, each of which has its own, before this call."""
+    cache = frame.given.get("cache")
+    if getattr(cache, "fixed", None) is False:
+        frame.cache, frame.past = cache, int(getattr(cache, "length", 0))
 
 
 def _ancestors(model: nn.Module, attention: set[int]) -> list[nn.Module]:

@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +60,8 @@ def watching(
     """Tell of every attention call of a model, which runs on its own kernels to its own, unchanged outputs.
 
     `on_call` is called once a call, when its output projection is about to run, or, where that is not found, before
-    the next attention call of the model begins or the pass ends. An exception in `on_call` goes up through the model.
+    the next attention layer of the model begins or the pass ends. A layer with heads of several kinds makes one call
+    for each kind (`Call.first_head`). An exception in `on_call` goes up through the model.
     What happens within `model.generate` is seen token by token, at absolute positions. Layers run a second time by
     gradient checkpoints are not told again. Calls made by another thread are told in that thread.
 
@@ -114,8 +115,14 @@ class _Pending:
     queries: Tokens
     keys: Tokens
     kernel: str
+    first_head: int = 0
     own: bool = False
     time_first: bool = False
+
+    @property
+    def width(self) -> int:
+        """Numbers of its heads, joined."""
+        return self.output.shape[-2] * self.output.shape[-1]
 
     @property
     def residual(self) -> Tensor | None:
@@ -137,7 +144,8 @@ class _Pending:
 
 class _Local(threading.local):
     def __init__(self) -> None:
-        self.pending: _Pending | None = None
+        # More than one where a layer has heads of several kinds: they wait for each other.
+        self.pending: list[_Pending] = []
 
 
 class _Watcher(Tap):
@@ -169,14 +177,16 @@ class _Watcher(Tap):
         self.trace.again(module)
 
     def begin(self, module: nn.Module) -> None:
-        self._tell(Projection(weight=None, reason=_UNUSED))
+        self.trace.begin(module)
+        if not self.trace.heads_before(module):
+            self._tell(Projection(weight=None, reason=_UNUSED))
 
     def end(self, module: nn.Module, call: KernelCall | OwnCall | Problem, output: Tensor) -> None:
         site, frames = self.trace.site(module), self.trace.frames
         kernel, problem = self._read(site, call)
         queries, keys = self._tokens.read(frames, site, problem)
         block = next((frame for frame in reversed(frames) if frame.block), None)
-        self._local.pending = _Pending(
+        pending = _Pending(
             site=site,
             problem=problem,
             output=output,
@@ -184,26 +194,26 @@ class _Watcher(Tap):
             queries=queries,
             keys=keys,
             kernel=kernel,
+            first_head=self.trace.heads_before(module),
             own=isinstance(call, OwnCall),
             time_first=isinstance(call, OwnCall) and call.time_first,
         )
+        self._local.pending.append(pending)
 
     def fed(self, given: Tensor, weight: Tensor) -> None:
-        pending = self._local.pending
-        if pending is not None and pending.is_fed(given):
+        if _are_fed(self._local.pending, given):
             self._tell(Projection(weight=weight))
 
     def refuse(self, module: nn.Module, reason: str) -> None:
         path, pending = self.trace.paths[id(module)], self._local.pending
         self.watched.refuse(path, reason)
-        if pending is not None and pending.site.module == path:
-            self._local.pending = None
+        if pending and pending[-1].site.module == path:
+            pending.clear()
 
     def feed(self, linear: nn.Module, args: tuple[Any, ...]) -> None:
         """A linear layer is about to run: is it fed the head outputs?"""
-        pending = self._local.pending
         fed = args[0] if args else None
-        if pending is not None and isinstance(fed, Tensor) and pending.is_fed(fed):
+        if isinstance(fed, Tensor) and _are_fed(self._local.pending, fed):
             self._tell(_projection(linear, fed.shape[-1]))
 
     def check_seen(self) -> None:
@@ -234,26 +244,26 @@ class _Watcher(Tap):
         return min(past, max(beyond, 0))
 
     def _tell(self, projection: Projection) -> None:
-        pending, self._local.pending = self._local.pending, None
-        if pending is None:
-            return
-        self.watched.see(pending.site)
-        self._on_call(
-            Call(
-                site=pending.site,
-                problem=pending.problem,
-                output=pending.output,
-                projection=projection,
-                residual=pending.residual,
-                queries=pending.queries,
-                keys=pending.keys,
-                kernel=pending.kernel,
+        every, self._local.pending = self._local.pending, []
+        for pending, own in zip(every, _dealt(projection, [one.width for one in every]), strict=True):
+            self.watched.see(pending.site)
+            self._on_call(
+                Call(
+                    site=pending.site,
+                    problem=pending.problem,
+                    output=pending.output,
+                    projection=own,
+                    residual=pending.residual,
+                    queries=pending.queries,
+                    keys=pending.keys,
+                    kernel=pending.kernel,
+                    first_head=pending.first_head,
+                )
             )
-        )
 
     def _end_pass(self, outermost: nn.Module | None) -> None:
         if outermost is None:
-            self._local.pending = None
+            self._local.pending = []
         else:
             self._ran = True
             self._tell(Projection(weight=None, reason=_UNUSED))
@@ -261,6 +271,26 @@ class _Watcher(Tap):
             self._on_pass(outermost is not None)
         if outermost is self.model:
             self.check_seen()
+
+
+def _are_fed(pending: Sequence[_Pending], given: Tensor) -> bool:
+    """Whether a tensor is all heads of a layer, joined: of one call, or of one after another."""
+    if len(pending) < 2:
+        return bool(pending) and pending[0].is_fed(given)
+    widths = [one.width for one in pending]
+    first = pending[0].output
+    if given.ndim != 3 or given.dtype != first.dtype or given.shape != (*first.shape[:2], sum(widths)):
+        return False
+    return all(
+        torch.equal(_bits(part), _bits(one.output)) for part, one in zip(given.split(widths, -1), pending, strict=True)
+    )
+
+
+def _dealt(projection: Projection, widths: Sequence[int]) -> list[Projection]:
+    """The projection of each of several calls whose heads were joined: their columns."""
+    if projection.weight is None or len(widths) < 2:
+        return [projection] * len(widths)
+    return [Projection(weight=columns) for columns in projection.weight.split(list(widths), 1)]
 
 
 def _is_like(fed: Tensor, output: Tensor) -> bool:

@@ -1,5 +1,6 @@
 """Doors to transformers: load its models, and let them run on our attention."""
 
+from multihead.interop import compat
 from multihead.interop.convert import from_transformers
 from multihead.interop.export import export_onnx
 from multihead.interop.facts import (
@@ -25,6 +26,7 @@ __all__ = [
     "PictureFacts",
     "SoundFacts",
     "check_weights",
+    "compat",
     "export_onnx",
     "from_transformers",
     "load_model",

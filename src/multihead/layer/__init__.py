@@ -3,19 +3,33 @@
 from multihead.layer.attention import MultiHeadAttention
 from multihead.layer.base import Attends, Options
 from multihead.layer.cache import AttentionCache, Full, Int8, Sliding, Static
+from multihead.layer.differential import DifferentialAttention, LayerLambda, TokenLambda
 from multihead.layer.group import HeadGroup, OutputGate, QKNorm, Scoring
+from multihead.layer.latent import Latent, LatentAttention, LatentCache
+from multihead.layer.longformer import LongformerAttention
+from multihead.layer.prune import Pruning
+from multihead.layer.talking import TalkingHeadsAttention
 
 __all__ = [
     "Attends",
     "AttentionCache",
+    "DifferentialAttention",
     "Full",
     "HeadGroup",
     "Int8",
+    "Latent",
+    "LatentAttention",
+    "LatentCache",
+    "LayerLambda",
+    "LongformerAttention",
     "MultiHeadAttention",
     "Options",
     "OutputGate",
+    "Pruning",
     "QKNorm",
     "Scoring",
     "Sliding",
     "Static",
+    "TalkingHeadsAttention",
+    "TokenLambda",
 ]

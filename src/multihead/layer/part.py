@@ -38,7 +38,8 @@ class Norm(nn.Module):
             return normalize(wide, dim=-1, eps=self.norm.eps).to(x.dtype).view_as(tokens).transpose(1, 2)
         made = rms_norm if self.norm.kind == "rms" else layer_norm
         normed = made(wide, wide.shape[-1:], eps=self.norm.eps).to(x.dtype) * cast(Tensor, self.weight)
-        return normed.view_as(tokens).transpose(1, 2)
+        # The weight is wider than the input under autocast.
+        return normed.to(x.dtype).view_as(tokens).transpose(1, 2)
 
     def extra_repr(self) -> str:
         """Kind and width for `print(model)`."""

@@ -1,5 +1,6 @@
 """Measure every attention head of a model: one sweep over tiles of query rows, sums per document."""
 
+from multihead.measure.ablate import ablated, mean_outputs
 from multihead.measure.batch import Batch, Span
 from multihead.measure.journal import discard_journal, has_journal
 from multihead.measure.lock import held
@@ -30,10 +31,12 @@ __all__ = [
     "Tile",
     "Watch",
     "Whole",
+    "ablated",
     "build_scene",
     "discard_journal",
     "has_journal",
     "held",
+    "mean_outputs",
     "observe",
     "sweep",
     "watch",

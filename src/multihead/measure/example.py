@@ -19,6 +19,9 @@ from multihead.record import Example
 LINKS = 4
 """Links that are kept of each query unit."""
 
+Layer = tuple[str, int, int]
+"""Stack, layer, and the first of those of its heads that were measured together."""
+
 _ROWS = 64
 """Query rows that are weighed together."""
 
@@ -85,8 +88,8 @@ def see_spans(scene: Scene, fed: Fed) -> list[Seen]:
 
 
 def examples_of(
-    seen: Mapping[tuple[str, int], Sequence[Seen]],
-    heads: Mapping[tuple[str, int], int],
+    seen: Mapping[Layer, Sequence[Seen]],
+    heads: Mapping[Layer, int],
     batches: Sequence[Batch],
     finished: Sequence[int],
 ) -> tuple[Example, ...]:
@@ -98,12 +101,12 @@ def examples_of(
         batches: All batches of the run.
         finished: The documents of the record, in order.
     """
-    joined: dict[tuple[int, int, int, str], dict[tuple[str, int], Seen]] = {}
+    joined: dict[tuple[int, int, int, str], dict[Layer, Seen]] = {}
     for layer, parts in seen.items():
         for part in parts:
             joined.setdefault((part.batch, part.queries, part.keys, layer[0]), {})[layer] = part
     order = {document: place for place, document in enumerate(finished)}
-    stacks = list(dict.fromkeys(stack for stack, _ in heads))
+    stacks = list(dict.fromkeys(layer[0] for layer in heads))
     found: list[tuple[tuple[int, ...], Example]] = []
     for (place, query, key, stack), layers in joined.items():
         batch = batches[place]
@@ -118,8 +121,8 @@ def _example(
     document: int,
     stack: str,
     spans: tuple[Span, Span],
-    layers: Mapping[tuple[str, int], Seen],
-    heads: Mapping[tuple[str, int], int],
+    layers: Mapping[Layer, Seen],
+    heads: Mapping[Layer, int],
 ) -> Example:
     queries, keys = spans
     parts = sorted(layers.items(), key=lambda item: heads[item[0]])

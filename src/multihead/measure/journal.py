@@ -242,7 +242,7 @@ def _unwritable(folder: Path, problem: OSError) -> MultiheadError:
 def _pack(sheet: Sheet) -> bytes:
     tensors: dict[str, NDArray[Any]] = {}
     books: list[dict[str, Any]] = []
-    for number, (site, book) in enumerate(sheet.items()):
+    for number, ((site, first), book) in enumerate(sheet.items()):
         pages: list[dict[str, Any]] = []
         for document, page in book.pages.items():
             path = f"{number}/{document}"
@@ -259,7 +259,7 @@ def _pack(sheet: Sheet) -> bytes:
         seen = [(one.batch, one.queries, one.keys) for one in book.seen]
         for place, one in enumerate(book.seen):
             tensors |= {f"{number}/seen/{place}/{kind}": np.ascontiguousarray(getattr(one, kind)) for kind in _OF_SEEN}
-        told = {"site": asdict(site), "heads": book.heads, "group": book.group}
+        told = {"site": asdict(site), "first_head": first, "heads": book.heads, "group": book.group}
         books.append({**told, "pages": pages, "seen": seen})
     return save_tensors(tensors, metadata={"books": json.dumps(books)})
 
@@ -274,7 +274,10 @@ def _unpack(content: bytes) -> Sheet:
     tensors = load_tensors(content)
     (length,) = struct.unpack("<Q", content[:8])
     books = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["books"])
-    return {Site(**told["site"]): _book(told, str(number), tensors) for number, told in enumerate(books)}
+    return {
+        (Site(**told["site"]), told.get("first_head", 0)): _book(told, str(number), tensors)
+        for number, told in enumerate(books)
+    }
 
 
 def _book(told: Mapping[str, Any], path: str, tensors: Mapping[str, NDArray[Any]]) -> Book:

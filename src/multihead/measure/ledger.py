@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from multihead.attend import Softmax
-from multihead.hooks import addresses
 from multihead.measure.batch import Batch
 from multihead.measure.block import SPREAD, Block
 from multihead.measure.example import Seen, examples_of
-from multihead.measure.page import Array, Book, Page, Sheet, Sums, Unit
+from multihead.measure.page import Array, Book, Page, Sheet, Sums, Unit, slot_of
 from multihead.measure.part import Whole
-from multihead.measure.remark import Lost, Remark, gather_notes
+from multihead.measure.place import Place, Placed, place_books
+from multihead.measure.remark import Lost, Remark, gather_notes, joined_losses
 from multihead.measure.scene import Scene
 from multihead.measure.statistic import Contribution, Missing
 from multihead.measure.sweep import combined
@@ -26,7 +26,10 @@ SHORT = Remark(
 LEAK = Remark("", "padded keys get weight, which counts in no statistic: the weights of a row add up to less than 1")
 LOOSE = Remark("", "the weights of a row need not add up to 1 here; the statistics take them as they are")
 
-Place = tuple[str, int]
+APART = (
+    "heads of several kinds are measured kind by kind: where heads of a layer are compared (alike in weights, alike in "
+    "outputs, output of the layer's mean), each is with those of its own kind"
+)
 
 
 class Ledger:
@@ -59,7 +62,7 @@ class Ledger:
             as_one: Whether all of them together are one unit.
         """
         problem = scene.problem
-        book = self.sheet.setdefault(scene.call.site, Book(problem.heads, problem.group))
+        book = self.sheet.setdefault(slot_of(scene.call), Book(problem.heads, problem.group))
         pages = [book.page(document) for document in scene.documents]
         taken: Mapping[str, Contribution | Missing] = {}
         units: list[Unit] = []
@@ -80,7 +83,7 @@ class Ledger:
     def add_seen(self, scene: Scene, seen: Sequence[Seen]) -> None:
         """Enter on the sheet what a call makes of the stretches that are kept for the reader."""
         problem = scene.problem
-        self.sheet.setdefault(scene.call.site, Book(problem.heads, problem.group)).seen.extend(seen)
+        self.sheet.setdefault(slot_of(scene.call), Book(problem.heads, problem.group)).seen.extend(seen)
 
     def post(self, sheet: Sheet | None = None, *, step: bool = False) -> None:
         """Add a sheet to the books.
@@ -91,8 +94,8 @@ class Ledger:
         """
         if sheet is None:
             sheet, self.sheet = self.sheet, {}
-        for site, book in sheet.items():
-            kept = self._books.setdefault(site, Book(book.heads, book.group))
+        for slot, book in sheet.items():
+            kept = self._books.setdefault(slot, Book(book.heads, book.group))
             for document, page in book.pages.items():
                 kept.page(document).append(page, self._folds, step=step)
             kept.seen.extend(book.seen)
@@ -131,21 +134,17 @@ class Ledger:
             finished: Those that go into the record, in order.
             batches: All batches of the run, whose spans become examples.
         """
-        places = addresses(tuple(self._books))
-        stacks = list(dict.fromkeys(stack for stack, _ in places.values()))
-        sites = sorted(places, key=lambda site: (stacks.index(places[site][0]), places[site][1]))
-        kept = [(places[site], self._books[site]) for site in sites]
-        books = [book for _, book in kept]
-        quantities = _with_widths(self.quantities, books)
-        arrays = _Arrays(books, finished, self._left_out)
+        kept = place_books(self._books)
+        quantities = _with_widths(self.quantities, kept)
+        arrays = _Arrays([(one.first_head, one.book) for one in kept], finished, self._left_out)
         units = arrays.units() if self.keeps_units and len(finished) < FEW else []
         scalars = self._scalars if units else []
-        first = np.cumsum([0, *(book.heads for book in books)]).tolist()
-        firsts = {place: start for (place, _), start in zip(kept, first, strict=False)}
+        first = np.cumsum([0, *(one.book.heads for one in kept)]).tolist()
+        firsts = {one.slot: start for one, start in zip(kept, first, strict=False)}
         return HeadStatistics(
             model=name,
-            heads=tuple(HeadAddress(*place, head) for place, book in kept for head in range(book.heads)),
-            kv_heads=tuple(head // book.group for _, book in kept for head in range(book.heads)),
+            heads=tuple(HeadAddress(*one.place, head) for one in kept for head in one.heads),
+            kv_heads=tuple(kv_head for one in kept for kv_head in one.kv_heads),
             documents=tuple(documents[index] for index in finished),
             quantities=quantities,
             sums={q.name: arrays.of(q, "sums") for q in quantities},
@@ -155,7 +154,7 @@ class Ledger:
             unit_sums={name: arrays.of_units(name, "sums", units) for name in scalars},
             unit_counts={name: arrays.of_units(name, "counts", units) for name in scalars},
             sampling=arrays.sampling(quantities),
-            examples=examples_of({place: book.seen for place, book in kept}, firsts, batches, finished),
+            examples=examples_of({one.slot: one.book.seen for one in kept}, firsts, batches, finished),
         )
 
     def _note(self, pages: Sequence[Page], block: Block) -> None:
@@ -187,19 +186,23 @@ class Ledger:
         return before or units
 
     def _notes(
-        self, kept: Sequence[tuple[Place, Book]], documents: Sequence[Document], finished: Sequence[int]
+        self, kept: Sequence[Placed], documents: Sequence[Document], finished: Sequence[int]
     ) -> tuple[Note, ...]:
         """Notes of one document after another: a record of several lists says what their records say."""
         notes: dict[Note, None] = {}
         for index in finished:
-            pages = {place: book.pages[index] for place, book in kept if index in book.pages}
             left_out = self._left_out.get(index, {})
-            remarks = {
-                place: [*(r for r in page.remarks if r.quantity not in left_out), *left_out.values()]
-                for place, page in pages.items()
-            }
-            lost = {place: page.lost for place, page in pages.items()}
-            notes |= dict.fromkeys(gather_notes(documents[index].name, remarks, lost))
+            remarks: dict[Place, list[Remark]] = {}
+            lost: dict[Place, list[Mapping[str, Lost]]] = {}
+            for one in kept:
+                page = one.book.pages.get(index)
+                if page is not None:
+                    said = [*(r for r in page.remarks if r.quantity not in left_out), *left_out.values()]
+                    said += [Remark("", APART)] * bool(one.first_head)
+                    remarks[one.place] = list(dict.fromkeys([*remarks.get(one.place, []), *said]))
+                    lost.setdefault(one.place, []).append(page.lost)
+            joined = {place: joined_losses(parts) for place, parts in lost.items()}
+            notes |= dict.fromkeys(gather_notes(documents[index].name, remarks, joined))
         return tuple(notes)
 
 
@@ -207,16 +210,17 @@ class _Arrays:
     """The arrays of a record: all layers side by side, for some documents.
 
     Args:
-        books: The layers in order.
+        books: The layers in order, or their heads of one kind: the number of the first head in the layer, and the book.
         finished: The documents in order.
         left_out: Quantities of documents that count for nothing.
     """
 
     def __init__(
-        self, books: Sequence[Book], finished: Sequence[int], left_out: Mapping[int, Mapping[str, Remark]]
+        self, books: Sequence[tuple[int, Book]], finished: Sequence[int], left_out: Mapping[int, Mapping[str, Remark]]
     ) -> None:
-        self._books, self._finished, self._left_out = books, finished, left_out
-        self._heads = sum(book.heads for book in books)
+        self._books, self._first = [book for _, book in books], [first for first, _ in books]
+        self._finished, self._left_out = finished, left_out
+        self._heads = sum(book.heads for book in self._books)
 
     def of(self, quantity: Quantity, kind: str) -> Array:
         """Sums or counts, (documents, heads, *shape).
@@ -228,7 +232,7 @@ class _Arrays:
             for book in self._books:
                 page = None if self._lacks(index, quantity.name) else book.pages.get(index)
                 found.append(None if page is None else getattr(page, kind).get(quantity.name))
-        stacked = self._stacked(found, len(self._finished), quantity.shape)
+        stacked = self._stacked(found, len(self._finished), quantity.shape, pairs=quantity.pairs)
         return stacked if quantity.shape == () else _rounded(stacked)
 
     def sampling(self, quantities: Sequence[Quantity]) -> dict[str, Sampling]:
@@ -246,7 +250,7 @@ class _Arrays:
                 for index in self._finished
                 for page in (book.pages.get(index) for book in self._books)
             ]
-            stacked = self._stacked(parts, len(self._finished), quantity.shape)
+            stacked = self._stacked(parts, len(self._finished), quantity.shape, pairs=quantity.pairs)
             found[field] = stacked if quantity.shape == () else _rounded(stacked)
         return found
 
@@ -272,16 +276,20 @@ class _Arrays:
     def _lacks(self, index: int, name: str) -> bool:
         return name in self._left_out.get(index, {})
 
-    def _stacked(self, parts: Sequence[Array | None], rows: int, shape: tuple[int, ...]) -> Array:
-        """Parts of the layers of one row after another; a part may be narrower in the last axis (pairs of heads)."""
+    def _stacked(
+        self, parts: Sequence[Array | None], rows: int, shape: tuple[int, ...], *, pairs: bool = False
+    ) -> Array:
+        """Parts of the layers of one row after another; pairs of heads may be fewer than the last axis has room for."""
         stacked = np.zeros((rows, self._heads, *shape))
         each = iter(parts)
         for row in range(rows):
             start = 0
-            for book in self._books:
+            for first, book in zip(self._first, self._books, strict=True):
                 part = next(each)
                 if part is not None:
-                    place = (slice(start, start + book.heads), *(slice(0, size) for size in part.shape[1:]))
+                    place = [slice(start, start + book.heads), *(slice(0, size) for size in part.shape[1:])]
+                    if pairs:
+                        place[-1] = slice(first, first + part.shape[-1])
                     stacked[(row, *place)] = part
                 start += book.heads
         return stacked
@@ -316,9 +324,9 @@ def _rounded(arrays: Array) -> Array:
     return arrays.astype(np.float32).astype(np.float64)
 
 
-def _with_widths(quantities: Sequence[Quantity], books: Sequence[Book]) -> tuple[Quantity, ...]:
+def _with_widths(quantities: Sequence[Quantity], kept: Sequence[Placed]) -> tuple[Quantity, ...]:
     """Pairs of heads: the last axis is as wide as the widest layer."""
-    width = max((book.heads for book in books), default=0)
+    width = max((one.heads.stop for one in kept), default=0)
     return tuple(replace(q, shape=(*q.shape[:-1], width)) if q.pairs else q for q in quantities)
 
 

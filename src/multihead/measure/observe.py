@@ -155,7 +155,7 @@ def _run(
         recorder.take(call, fed.batch.document, key=key, fed=fed)
         heap.give_back()
 
-    with _evaluating(model), torch.no_grad(), watching(model, take) as watched:
+    with evaluating(model), torch.no_grad(), watching(model, take) as watched:
         for place, (batch, key) in plan.steps:  # noqa: B007 - read by `take`
             fed = Fed(place=place, batch=batch)
             model(**batch.inputs)
@@ -168,7 +168,7 @@ def _run(
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Generator[None]:
+def evaluating(model: nn.Module) -> Generator[None]:
     """Eval mode, every module's own flag put back after."""
     training = [module for module in model.modules() if module.training]
     model.eval()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from multihead.hooks import Site
+from multihead.hooks import Call, Site
 from multihead.measure.block import BLOCK
 from multihead.measure.example import Seen
 from multihead.measure.remark import Lost, Remark
@@ -113,10 +113,10 @@ class Page(Sums):
 
 @dataclass(slots=True)
 class Book:
-    """All documents at one layer.
+    """All documents at one layer, or at its heads of one kind.
 
     Args:
-        heads: Query heads of the layer.
+        heads: Its query heads.
         group: Query heads that share a key/value head.
         pages: By document.
         seen: What its heads make of the stretches that are kept for the reader.
@@ -132,5 +132,13 @@ class Book:
         return self.pages.setdefault(document, Page())
 
 
-Sheet = dict[Site, Book]
+Slot = tuple[Site, int]
+"""An attention layer, and the first of those heads of it that are measured together: all, or those of one kind."""
+
+Sheet = dict[Slot, Book]
 """What one batch brought, before it is added to the books."""
+
+
+def slot_of(call: Call) -> Slot:
+    """Where a call is entered."""
+    return call.site, call.first_head

@@ -8,12 +8,13 @@ from torch import Tensor, nn
 
 from multihead.corpus import TokenClasses
 from multihead.error import MultiheadError
-from multihead.hooks import Call, Site
+from multihead.hooks import Call
 from multihead.measure.batch import Batch
 from multihead.measure.compiled import kernel_words
 from multihead.measure.example import Fed, classes_of, see_spans
 from multihead.measure.journal import describe_run, digest_of
 from multihead.measure.ledger import Ledger
+from multihead.measure.page import Slot, slot_of
 from multihead.measure.sample import Sampler, is_worth_it, sample_block
 from multihead.measure.scene import Scene, Target, build_scene
 from multihead.measure.statistic import DEFAULT_TARGETS, Statistic, target, token_class
@@ -123,19 +124,26 @@ class _Factors:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Site, tuple[Tensor, int, Tensor]] = {}
+        self._known: dict[Slot, tuple[Tensor, int, Tensor]] = {}
 
     def of(self, call: Call) -> Tensor | None:
         weight = call.projection.weight
         if weight is None:
             return None
-        known, version = self._known.get(call.site), 0 if weight.is_inference() else weight._version
-        if known is not None and known[0] is weight and known[1] == version:
+        slot, version = slot_of(call), 0 if weight.is_inference() else weight._version
+        known = self._known.get(slot)
+        if known is not None and _is_same(known[0], weight) and known[1] == version:
             return known[2]
         per_head = weight.detach().double().unflatten(1, (call.problem.heads, -1)).transpose(0, 1)
         factor = torch.linalg.qr(per_head, mode="r").R.to(call.problem.wide)
-        self._known[call.site] = weight, version, factor
+        self._known[slot] = weight, version, factor
         return factor
+
+
+def _is_same(held: Tensor, weight: Tensor) -> bool:
+    """Whether both are the same memory, also where a part of a weight is cut out anew for every call."""
+    alike = held.shape == weight.shape and held.stride() == weight.stride() and held.dtype == weight.dtype
+    return alike and held.data_ptr() == weight.data_ptr() and held.device == weight.device
 
 
 def _told(given: Target) -> str:

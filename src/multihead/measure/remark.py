@@ -36,6 +36,17 @@ class Lost:
         return Lost(self.rows + other.rows, self.of + other.of)
 
 
+def joined_losses(parts: Sequence[Mapping[str, Lost]]) -> dict[str, Lost]:
+    """Losses of heads of one layer that were measured apart, side by side."""
+    return {
+        kind: Lost(
+            np.concatenate([np.atleast_1d(part[kind].rows) for part in parts]),
+            np.concatenate([np.atleast_1d(part[kind].of) for part in parts]),
+        )
+        for kind in parts[0]
+    }
+
+
 def gather_notes(
     document: str, remarks: Mapping[Place, Sequence[Remark]], lost: Mapping[Place, Mapping[str, Lost]]
 ) -> Iterator[Note]:

@@ -7,9 +7,10 @@ from torch import nn
 
 from multihead.corpus import TokenClasses
 from multihead.error import MultiheadError
-from multihead.hooks import Call, Site, watching
+from multihead.hooks import Call, watching
 from multihead.hooks.locate import check_model
 from multihead.measure.given import given_statistics
+from multihead.measure.page import Slot, slot_of
 from multihead.measure.reading import Read, absolute, check_begins, goes_on
 from multihead.measure.recorder import Recorder
 from multihead.measure.statistic import DEFAULT, Statistic
@@ -47,7 +48,7 @@ class Watch:
         self._documents: list[Document] = []
         self._pass: tuple[int, ...] = ()
         self._passes = 0
-        self._read: dict[Site, Read] = {}
+        self._read: dict[Slot, Read] = {}
         self._measured = False
         self._failed: set[int] = set()
         self._raised = 0
@@ -59,15 +60,16 @@ class Watch:
             MultiheadError: The call reads keys from a cache, and they are not those of the documents at hand.
         """
         self._measured = True
-        before = self._read.get(call.site)
+        slot = slot_of(call)
+        before = self._read.get(slot)
         on = before is not None and goes_on(call, before)
         if not on:
             check_begins(call, before)
             if not self._read or before is not None:
                 self._begin(call)
         read = before.then(call) if before is not None and on else Read.first(call)
-        first = not self._read or next(iter(self._read)) == call.site
-        self._read[call.site] = read
+        first = not self._read or next(iter(self._read)) == slot
+        self._read[slot] = read
         self._recorder.take(absolute(call, read) if on else call, self._pass)
         self._recorder.ledger.post(step=on)
         if on:

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -29,6 +30,23 @@ _REMEDIES = {
     Status.NO_VARIANT: "leave the variant out, or name one of `variants()`",
     Status.NO_MEMORY: "make memory free, or pass fewer queries or keys at a time",
 }
+
+
+@dataclass(slots=True)
+class _Pool:
+    """What is known of OpenMP's threads in this process: whether there are any, and whether a fork left them behind."""
+
+    begun: bool = False
+    lost: bool = False
+
+    def forked(self) -> None:
+        """This process is a fork of the one all that was known of."""
+        self.lost = self.begun
+
+
+_POOL = _Pool()
+if hasattr(os, "register_at_fork"):  # where there are forks
+    os.register_at_fork(after_in_child=_POOL.forked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,9 +84,20 @@ class Library:
         """Whether the kernel was compiled for more than one thread."""
         return self.parallel
 
-    def threads(self) -> int:
-        """The number of threads to ask for: PyTorch's, where the kernel can have more than one."""
-        return torch.get_num_threads() if self.has_threads() else 1
+    def threads(self, asked: int = 0) -> int:
+        """The number of threads to run: PyTorch's, where the kernel can have more than one.
+
+        It is 1 in a process that was forked off after this one ran several. A fork has one thread, and OpenMP waits
+        there for the others for ever; PyTorch's own kernels do. The result is the same for any number.
+
+        Args:
+            asked: At most so many; 0 is as many as PyTorch has.
+        """
+        if not self.parallel or _POOL.lost:
+            return 1
+        number = asked or torch.get_num_threads()
+        _POOL.begun = _POOL.begun or number > 1
+        return number
 
     def forward(self, problem: CProblem, out: CTensor, lse: int | None) -> None:
         """Attends: fills the output and, where asked for, the log-sum-exp of each row.

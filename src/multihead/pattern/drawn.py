@@ -64,7 +64,7 @@ class RandomPairs(Formed):
 
     def _classify(self, rows: Int[Tensor, " rows"], cols: Int[Tensor, " cols"]) -> Int8[Tensor, "_ _ _ _"]:
         kind = {0: Tile.SKIP, _SHARES: Tile.FULL}.get(self.least, Tile.PARTIAL)
-        return torch.full((1, 1, 1, 1), int(kind), dtype=torch.int8)
+        return torch.full((1, 1, 1, 1), int(kind), dtype=torch.int8, device=rows.device)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -132,15 +132,16 @@ class RandomBlocks(Formed):
         # Only what is in the sequence counts: a tile beyond it is empty, one that sticks out is not full.
         real = [edges.clamp(min=0, max=self.length) for edges in (rows, cols)]
         (top, bottom), (first, last) = (blocks_between(edges, self.size) for edges in real)
-        block = torch.arange(int(block_of(real[0][0], self.size)), int(block_of(real[0][-1] - 1, self.size)) + 1)
+        first_row, last_row = (int(block_of(edge, self.size)) for edge in (real[0][0], real[0][-1] - 1))
+        block = torch.arange(first_row, last_row + 1, device=rows.device)
         s, s_end = torch.searchsorted(bottom, block), torch.searchsorted(top, block, right=True)
-        found = torch.zeros(rows.numel(), cols.numel(), dtype=torch.int64)
+        found = torch.zeros(rows.numel(), cols.numel(), dtype=torch.int64, device=rows.device)
         for picked in self._picked(block):
             t, t_end = torch.searchsorted(last, picked), torch.searchsorted(first, picked, right=True)
             seen = (picked >= 0) & (t < t_end)
             # Each pick counts in a rectangle of tiles: its corners are marked here, and summed over both sides below.
             for row, col, sign in ((s, t, 1), (s_end, t_end, 1), (s, t_end, -1), (s_end, t, -1)):
-                found.index_put_((row[seen], col[seen]), torch.tensor(sign), accumulate=True)
+                found.index_put_((row[seen], col[seen]), torch.tensor(sign, device=rows.device), accumulate=True)
         count = found.cumsum(0).cumsum(1)[:-1, :-1]
         area = (bottom - top + 1)[:, None] * (last - first + 1)
         none = (count == 0) | (real[0].diff() == 0)[:, None] | (real[1].diff() == 0)

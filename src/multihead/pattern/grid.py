@@ -53,7 +53,8 @@ class Grid(Formed):
 
     def _classify(self, rows: Int[Tensor, " rows"], cols: Int[Tensor, " cols"]) -> Int8[Tensor, "_ _ _ _"]:
         shape = (rows.numel() - 1, cols.numel() - 1)
-        none, every = torch.zeros(shape, dtype=torch.bool), torch.full(shape, self.dilation == 1)
+        none = torch.zeros(shape, dtype=torch.bool, device=rows.device)
+        every = torch.full(shape, self.dilation == 1, device=rows.device)
         for q, k, length in zip(self._spans(rows), self._spans(cols), (self.height, self.width), strict=True):
             (top, bottom), (first, last) = ((span.clamp(0, length - 1) for span in spans) for spans in (q, k))
             (low, _), (_, high) = self._window(top, length), self._window(bottom, length)

@@ -39,7 +39,7 @@ class Opaque(Pattern):
         return told.to(q.device)[(None,) * (4 - told.ndim)]
 
     def _classify(self, rows: Int[Tensor, " rows"], cols: Int[Tensor, " cols"]) -> Int8[Tensor, "_ _ _ _"]:
-        return torch.full((1, 1, 1, 1), int(Tile.PARTIAL), dtype=torch.int8)
+        return torch.full((1, 1, 1, 1), int(Tile.PARTIAL), dtype=torch.int8, device=rows.device)
 
     def _held(self) -> tuple[HeldRule, ...]:
         return (self.held,)
