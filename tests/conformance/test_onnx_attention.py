@@ -1,5 +1,10 @@
 """The 93 cases of the Attention operator that come with onnx 1.23.2, on every backend."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -24,6 +29,10 @@ FLEX = {
         "local_window_gqa_rank4_mask",
     )
 }
+
+
+COMPILED = ("4d_causal", "4d_gqa_attn_mask", "4d_softcap", "local_window", "4d_diff_heads_sizes")
+HERE = Path(__file__).parent
 
 
 def pytest_generate_tests(metafunc):
@@ -62,3 +71,15 @@ def test_case(case, backend, tally):
             torch.testing.assert_close(
                 got.double(), want.double(), rtol=1e-3, atol=NEAR[want.dtype], msg=lambda told: f"{case.name}: {told}"
             )
+
+
+@pytest.mark.slow
+def test_flex_compiled(request, tally):
+    """Each takes half a minute to compile."""
+    names = [f"test_attention_{name}" for name in COMPILED]
+    for _ in names:
+        tally(f"{SUITE}, compiled", "flex")
+    path = {"PYTHONPATH": os.pathsep.join(map(str, (HERE.parent, HERE.parents[1] / "src")))}
+    script = [sys.executable, str(HERE / "compiling.py"), str(request.config.run_seed), *names]
+    run = subprocess.run(script, capture_output=True, text=True, check=False, env=os.environ | path)
+    assert (run.returncode, run.stderr[-2000:]) == (0, "")
