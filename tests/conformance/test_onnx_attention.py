@@ -74,11 +74,12 @@ def test_case(case, backend, tally):
 
 
 @pytest.mark.slow
-def test_flex_compiled(request, tally):
+@pytest.mark.parametrize("backend", ["flex"])
+def test_compiled(backend, request, tally):
     """Each takes half a minute to compile."""
     names = [f"test_attention_{name}" for name in COMPILED]
     for _ in names:
-        tally(f"{SUITE}, compiled", "flex")
+        tally(f"{SUITE}, compiled", backend)
     path = {"PYTHONPATH": os.pathsep.join(map(str, (HERE.parent, HERE.parents[1] / "src")))}
     script = [sys.executable, str(HERE / "compiling.py"), str(request.config.run_seed), *names]
     run = subprocess.run(script, capture_output=True, text=True, check=False, env=os.environ | path)
