@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 import pytest
 
 _HERE = "conformance/"
-_LEFT_OUT = pytest.StashKey[int]()
+_LEFT_OUT = pytest.StashKey[Counter]()
 
 
 @pytest.fixture
@@ -26,30 +26,34 @@ def tally(record_property):
 def pytest_deselected(items):
     for item in items:
         if _HERE in item.nodeid:
-            item.config.stash[_LEFT_OUT] = item.config.stash.get(_LEFT_OUT, 0) + 1
+            backend = getattr(getattr(item, "callspec", None), "params", {}).get("backend", "")
+            item.config.stash.setdefault(_LEFT_OUT, Counter())[backend] += 1
 
 
 def pytest_sessionfinish(session):
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output["conformance"] = session.config.stash.get(_LEFT_OUT, 0)
+        output["conformance"] = dict(session.config.stash.get(_LEFT_OUT, {}))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
     # Every worker collects every test, so each leaves out the same ones.
-    left = (getattr(node, "workeroutput", None) or {}).get("conformance", 0)
-    node.config.stash[_LEFT_OUT] = max(node.config.stash.get(_LEFT_OUT, 0), left)
+    left = (getattr(node, "workeroutput", None) or {}).get("conformance", {})
+    node.config.stash[_LEFT_OUT] = node.config.stash.get(_LEFT_OUT, Counter()) | Counter(left)
 
 
 def pytest_terminal_summary(terminalreporter, config):
     counts, reasons, others = collected(terminalreporter.stats)
-    others["deselected"] = config.stash.get(_LEFT_OUT, 0)
+    left = config.stash.get(_LEFT_OUT, Counter())
+    others["deselected"] = left.total()
     if not counts and not any(others.values()):
         return
     terminalreporter.section("suites of other projects: passed/ran")
     for line in table(counts, reasons, others):
         terminalreporter.line(line)
+    for backend, number in sorted(left.items()):
+        terminalreporter.line(f"  deselected {number} of {backend or 'no backend'}")
 
 
 def collected(stats):

@@ -7,22 +7,30 @@ from unittest import mock
 import pytest
 
 from built import NATIVE
-from multihead.attend import find
+from multihead.attend import find, known
 from multihead.error import BackendRefused
 
-every_backend = pytest.mark.parametrize("backend", ["auto", NATIVE, "sdpa", "tiled", "reference"])
+# FlexAttention traces every call anew on the CPU, for a quarter of a second.
+BACKENDS = ["auto", NATIVE, "sdpa", "tiled", "reference", pytest.param("flex", marks=pytest.mark.slow)]
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 _CHOOSE = sys.modules["multihead.attend.choose"]  # the room has a function of that name
 
 
 @contextmanager
 def only(backend):
-    """Within it "auto" is this backend or none, whatever was measured to be faster."""
+    """Within it "auto" is this backend or none, whatever was measured to be faster or is remembered of such calls."""
     if backend == "auto":
-        yield
+        yield None
         return
-    with mock.patch.object(_CHOOSE, "AUTOMATIC", (find(backend),)), mock.patch.object(_CHOOSE, "_behind", _no_other):
-        yield
+    chosen = find(backend)
+    with (
+        mock.patch.object(_CHOOSE, "AUTOMATIC", (chosen,)),
+        mock.patch.object(_CHOOSE, "_behind", _no_other),
+        mock.patch.dict(known._KNOWN, clear=True),
+        mock.patch.object(chosen, "run", wraps=chosen.run) as ran,
+    ):
+        yield ran
 
 
 def _no_other(candidate, problem):
@@ -32,7 +40,9 @@ def _no_other(candidate, problem):
 def attempt(backend, call, *args, **kwargs):
     """What the call gives on this backend, and no reasons; or None and its reasons."""
     try:
-        with only(backend):
-            return call(*args, **kwargs), ()
+        with only(backend) as ran:
+            told = call(*args, **kwargs)
+        assert ran is None or ran.called
+        return told, ()
     except BackendRefused as refused:
         return None, refused.reasons[backend]

@@ -26,7 +26,8 @@ def test_expected():
 def test_skipped():
     pass
 
-def test_left_out():
+@pytest.mark.parametrize("backend", ["a", "b", "b2"])
+def test_left_out(backend):
     pass
 """
 
@@ -47,9 +48,12 @@ def test_what_is_printed_of_what_a_worker_ran(tmp_path):
         env={"PYTHONPATH": str(Path(__file__).parents[1]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )
     told = run.stdout.split("passed/ran")[1].split("short test summary")[0].splitlines()[1:]
-    assert told[:4] == [
+    assert told[:7] == [
         "Another  5/5",
         "Suite    a 3/3, b 1/2 (1 refused)",
         "  b refused 1: it has no thirds",
-        "of the tests in tests/conformance: 1 xfailed, 0 xpassed, 1 skipped, 1 deselected",
+        "of the tests in tests/conformance: 1 xfailed, 0 xpassed, 1 skipped, 3 deselected",
+        "  deselected 1 of a",
+        "  deselected 1 of b",
+        "  deselected 1 of b2",
     ]

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from multihead.error import MultiheadError
+from multihead.hooks import gated, locate, watching
 from multihead.interop.compat import MultiheadAttention, multi_head_attention_forward
 from multihead.layer import MultiHeadAttention
 from multihead.pattern import padding
@@ -200,6 +201,24 @@ def test_inside_of_torchs_decoder_layer():
     torch.testing.assert_close(swapped(x, memory, **named), layer(x, memory, **named), **CLOSE)
 
 
+def test_it_is_seen_and_gated_inside_of_torchs_layer_once_a_call():
+    layer = nn.TransformerEncoderLayer(12, 4, 20, batch_first=True)
+    layer.self_attn = MultiheadAttention(12, 4, batch_first=True)
+    model, x, calls = nn.Sequential(layer).eval(), torch.randn(2, 6, 12), []
+    assert [(entry.site.module, entry.how, entry.heads) for entry in locate(model)] == [("0.self_attn", "seen", 4)]
+    with torch.no_grad():
+        plain = model(x)
+        with watching(model, calls.append):
+            assert torch.equal(model(x), plain)
+        (call,) = calls
+        projected = call.output.flatten(2) @ layer.self_attn.out_proj.weight.T + layer.self_attn.out_proj.bias
+        torch.testing.assert_close(projected, layer.self_attn(x, x, x)[0], **CLOSE)
+        with gated(model, {f"L0.H{head}": 0.0 for head in range(4)}):
+            shut = layer.self_attn(x, x, x)[0]
+    torch.testing.assert_close(shut, layer.self_attn.out_proj.bias.expand(2, 6, 12), rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*[Nn]ested.tensor")  # once a process
 def test_an_encoder_of_swapped_layers_says_what_to_do_with_nested_tensors():
     layer = nn.TransformerEncoderLayer(12, 4, 20, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2).eval()
@@ -208,10 +227,7 @@ def test_an_encoder_of_swapped_layers_says_what_to_do_with_nested_tensors():
     padded = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
     x = torch.randn(2, 6, 12)
     with torch.no_grad():
-        with (
-            pytest.warns(UserWarning, match="nested tensors is in prototype"),
-            pytest.raises(MultiheadError, match="use_nested_tensor = False"),
-        ):
+        with pytest.raises(MultiheadError, match="use_nested_tensor = False"):
             encoder(x, src_key_padding_mask=padded)
         encoder.use_nested_tensor = False
         assert encoder(x, src_key_padding_mask=padded).isfinite().all()

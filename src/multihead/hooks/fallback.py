@@ -130,10 +130,16 @@ def _may_be_fast(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
     """Whether torch may take its fast path; where it does not after all, a second run does no harm."""
     if any(inner.training for inner in module.modules()):
         return False
-    if isinstance(module, _LAYERED) and any(map(_is_hooked, module.modules())):
+    if isinstance(module, _LAYERED) and any(_is_hooked(inner) or _has_other(inner) for inner in module.modules()):
         return False
     tensors = [t for t in (*args, *kwargs.values(), *module.parameters()) if isinstance(t, Tensor)]
     return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+
+
+def _has_other(module: nn.Module) -> bool:
+    """Whether another attention was put into one of torch's layers: its fast path then computes nothing."""
+    held: object = getattr(module, "self_attn", None)
+    return isinstance(module, nn.TransformerEncoderLayer) and not isinstance(held, nn.MultiheadAttention)
 
 
 def _is_hooked(module: nn.Module) -> bool:

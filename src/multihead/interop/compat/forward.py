@@ -5,8 +5,9 @@ from typing import cast
 from jaxtyping import Float
 from torch import Tensor
 
+from multihead.attend import attention
 from multihead.error import MultiheadError
-from multihead.interop.compat.layer import Inputs, Projections, Wanted, attend, run_layer
+from multihead.interop.compat.layer import Inputs, Projections, Wanted, run_layer
 from multihead.interop.compat.masks import TorchMasks
 
 
@@ -108,8 +109,7 @@ def multi_head_attention_forward(  # noqa: PLR0913 - the signature of torch
         layer,
         TorchMasks(key_padding_mask=key_padding_mask, attn_mask=attn_mask, is_causal=is_causal),
         Wanted(
-            attend=attend,
-            dropout=dropout_p if training else 0.0,
+            attend=lambda qkv, options: attention(*qkv, **options, dropout=dropout_p if training else 0.0),
             weights=need_weights,
             average=average_attn_weights,
         ),

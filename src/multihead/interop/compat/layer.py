@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from multihead.attend import Attended, Problem, choose, make_problem
+from multihead.attend import make_problem
 from multihead.error import MultiheadError
 from multihead.interop.compat.masks import TorchMasks
+from multihead.layer import Options
 
 Inputs = tuple[Tensor, Tensor, Tensor]
-Attend = Callable[[Problem], Tensor]
+Attend = Callable[[Inputs, Options], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,23 +88,16 @@ class Wanted:
     """What is wanted of one call.
 
     Args:
-        attend: Makes the heads of a problem.
-        dropout: Share of the weights to drop.
+        attend: Makes the heads of queries, keys and values.
         length_first: Whether inputs and output are (length, batch, width).
         weights: Whether the weights are wanted.
         average: Whether as their mean over the heads.
     """
 
     attend: Attend
-    dropout: float = 0.0
     length_first: bool = True
     weights: bool = True
     average: bool = True
-
-
-def attend(problem: Problem) -> Tensor:
-    """The heads of a problem on the backend that suits it."""
-    return choose(problem, "auto").run(problem)[0]
 
 
 def run_layer(inputs: Inputs, layer: Projections, masks: TorchMasks, wanted: Wanted) -> tuple[Tensor, Tensor | None]:
@@ -117,31 +111,36 @@ def run_layer(inputs: Inputs, layer: Projections, masks: TorchMasks, wanted: Wan
     # One tensor in three places stays one, so that it is projected once.
     turned = {id(x): x[None] if lone else x.transpose(0, 1) if wanted.length_first else x for x in inputs}
     query, key, value = (turned[id(x)] for x in inputs)
-    heads_of: Callable[..., tuple[Tensor, Tensor | None]] = _heads
-    if torch.compiler.is_compiling():
-        # As in MultiHeadAttention: checks and the choice of a kernel read numbers from tensors.
-        heads_of = cast(Callable[..., tuple[Tensor, Tensor | None]], torch.compiler.disable(_heads))
-    heads, weights = heads_of(
-        *layer.split((query, key, value)), masks=masks.batched() if lone else masks, extra=layer.extra, wanted=wanted
-    )
+    qkv = layer.split((query, key, value))
+    options = _options(qkv, masks.batched() if lone else masks, layer.extra)
+    heads = wanted.attend(qkv, options)
+    weights = None
+    if wanted.weights:
+        weights_of: Callable[..., Tensor] = _weights
+        if torch.compiler.is_compiling():
+            # Whoever looks at weights looks at numbers, which cuts a graph.
+            weights_of = cast(Callable[..., Tensor], torch.compiler.disable(_weights))
+        weights = weights_of(qkv, options)
+        weights = weights.mean(1) if wanted.average else weights
     out = layer.join(heads)
     if lone:
         return out[0], None if weights is None else weights[0]
     return out.transpose(0, 1) if wanted.length_first else out, weights
 
 
-def _heads(
-    q: Tensor, k: Tensor, v: Tensor, *, masks: TorchMasks, extra: int, wanted: Wanted
-) -> tuple[Tensor, Tensor | None]:
+def _options(qkv: Inputs, masks: TorchMasks, extra: int) -> Options:
+    q, k, _ = qkv
     sizes = (q.shape[0], q.shape[1], q.shape[2], k.shape[2] - extra)
     masks.check(sizes)
     mask, bias = masks.split(sizes, extra)
-    problem = make_problem(q, k, v, mask=mask, bias=bias, dropout=wanted.dropout, q_offset=0)
-    heads = wanted.attend(problem)
-    if not wanted.weights:
-        return heads, None
-    weights = Attended(out=heads, lse=None, backend="", problem=problem).weights().to(q.dtype)
-    return heads, weights.mean(1) if wanted.average else weights
+    return {"mask": mask, "bias": bias, "q_offset": 0}
+
+
+def _weights(qkv: Inputs, options: Options) -> Tensor:
+    """(batch, heads, q_len, kv_len), without dropout, in the dtype of the queries."""
+    problem = make_problem(*qkv, **options)
+    scores = problem.scores()
+    return problem.normaliser.weigh(scores, problem.normaliser.settle(scores)).to(qkv[0].dtype)
 
 
 def _check_inputs(inputs: Inputs, layer: Projections, *, length_first: bool) -> None:

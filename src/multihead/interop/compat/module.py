@@ -1,16 +1,15 @@
 """`torch.nn.MultiheadAttention`, on our kernels."""
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from multihead.attend import Problem
 from multihead.error import MultiheadError
-from multihead.interop.compat.layer import Projections, Wanted, attend, run_layer
+from multihead.interop.compat.layer import Projections, Wanted, run_layer
 from multihead.interop.compat.masks import TorchMasks
+from multihead.layer import Attends
 
 
-class MultiheadAttention(nn.Module):
+class MultiheadAttention(Attends):
     """A module in place of `torch.nn.MultiheadAttention`: its signature, parameters, masks and results.
 
     A state dict of torch's module loads here and the other way round, and the same seed gives the same parameters. What
@@ -69,10 +68,10 @@ class MultiheadAttention(nn.Module):
                 arrived=f"embed_dim={embed_dim}, num_heads={num_heads}",
                 remedy=f"for embed_dim={embed_dim} pass num_heads of {legal}" if legal else "for example 512 and 8",
             )
-        super().__init__()
+        super().__init__(dropout=dropout, backend="auto")
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
-        self.dropout, self.batch_first, self.add_zero_attn = dropout, batch_first, add_zero_attn
+        self.batch_first, self.add_zero_attn = batch_first, add_zero_attn
         packed = self.kdim == self.vdim == embed_dim
 
         def made(*shape: int) -> nn.Parameter:
@@ -142,17 +141,12 @@ class MultiheadAttention(nn.Module):
             self._projections(),
             TorchMasks(key_padding_mask=key_padding_mask, attn_mask=attn_mask, is_causal=is_causal),
             Wanted(
-                attend=self.attend,
-                dropout=self.dropout if self.training else 0.0,
+                attend=self.attended,
                 length_first=not self.batch_first,
                 weights=need_weights,
                 average=average_attn_weights,
             ),
         )
-
-    def attend(self, problem: Problem) -> Float[Tensor, "batch heads q_len v_head_dim"]:
-        """The heads of one call, before they are joined, as `MultiHeadAttention.attend`."""
-        return attend(problem)
 
     def extra_repr(self) -> str:
         """Sizes for `print(model)`."""
