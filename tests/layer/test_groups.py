@@ -270,3 +270,10 @@ def test_a_mask_the_wrong_way_round_is_told_of():
     assert torch.equal(
         layer(x, mask=padding(torch.zeros(2, 5, dtype=torch.bool))), layer.out_proj.bias.expand(2, 5, 12)
     )
+
+
+def test_a_mask_of_another_shape_is_refused_beside_a_groups_own():
+    layer, x = MultiHeadAttention(12, HeadGroup(3, 4, mask=sliding_window(2))), torch.randn(2, 5, 12)
+    for mask in (torch.ones(4, 5, dtype=torch.bool), torch.ones(2, 5, 5, dtype=torch.bool), torch.ones(5, 5)):
+        with pytest.raises(MultiheadError, match="mask"):
+            layer(x, mask=mask)

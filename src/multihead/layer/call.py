@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from multihead.attend.check import check_mask
 from multihead.error import MultiheadError
 from multihead.layer.cache import AttentionCache
 from multihead.layer.group import HeadGroup
@@ -189,7 +190,8 @@ class Call:
             return given if own is None else own
         if isinstance(given, Pattern):
             return own & given
-        offset = self.offset(where.first)
+        shape = (*self.query.shape[:1], where.group.heads, self.query.shape[1], where.kv_len)
+        given, offset = check_mask(given, shape, self.query.device), self.offset(where.first)
         return given & own.mask(self.query.shape[1], where.kv_len, q_offset=offset or 0, device=given.device)
 
     def bias_of(self, where: Where, own: PositionBias | None) -> Bias | None:
