@@ -190,7 +190,7 @@ class Call:
             return given if own is None else own
         if isinstance(given, Pattern):
             return own & given
-        shape = (*self.query.shape[:1], where.group.heads, self.query.shape[1], where.kv_len)
+        shape = (self.query.shape[0], where.group.heads, self.query.shape[1], where.kv_len)
         given, offset = check_mask(given, shape, self.query.device), self.offset(where.first)
         return given & own.mask(self.query.shape[1], where.kv_len, q_offset=offset or 0, device=given.device)
 
