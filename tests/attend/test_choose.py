@@ -83,7 +83,7 @@ def test_without_the_compiled_kernel_the_others_run():
     assert attention_lse(q[:0], k[:0], v[:0]).backend == "tiled"
 
 
-@pytest.mark.parametrize("name", [NATIVE, "sdpa", "tiled", "reference"])
+@pytest.mark.parametrize("name", [NATIVE, "sdpa", "tiled", "flex", "reference"])
 def test_a_named_backend_runs(name):
     assert attention_lse(*qkv(), backend=name).backend == name
 
@@ -97,7 +97,7 @@ def test_a_named_backend_that_cannot_raises_with_its_reasons_and_who_can():
     assert told[0].startswith("attention of q (2, 4, 6, 8), k (2, 2, 7, 8), v (2, 2, 7, 8), float32 on cpu, softcap 1")
     assert told[0].endswith("by backend='sdpa'")
     assert told[1] == "  got: sdpa: its kernels have no softcap"
-    assert told[2] == '  fix: pass backend="auto", or one that can run it: tiled, reference'
+    assert told[2] == '  fix: pass backend="auto", or one that can run it: tiled, flex, reference'
     assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
 
 
@@ -110,7 +110,9 @@ def test_when_none_can_every_reason_is_told(monkeypatch):
 
 
 def test_an_unknown_backend():
-    message = r"this library\n  got: backend='flash'\n  fix: pass \"auto\" or one of native, sdpa, tiled, reference"
+    message = (
+        r"this library\n  got: backend='flash'\n  fix: pass \"auto\" or one of native, sdpa, tiled, flex, reference"
+    )
     for call in (attention, attention_lse, explain_backend):
         with pytest.raises(MultiheadError, match=message):
             call(*qkv(), backend="flash")
@@ -136,6 +138,7 @@ def test_the_explanation_has_a_line_for_each():
         "compiler (g++ or clang++), then multihead again from its sources",
         "  sdpa       cannot: its kernels have softmax only, not Sigmoid(bias=0.0); its kernels have no softcap",
         "  tiled      chosen: plain torch, bands of 6 queries",
+        "  flex       cannot: FlexAttention has softmax only, not Sigmoid(bias=0.0)",
         "  reference  only by name: the definition; stores every weight, 0.0 MiB at a time",
     ]
 
@@ -149,6 +152,7 @@ def test_the_explanation_of_a_named_backend():
         "cannot:",
         "could:",
         "could:",
+        "only",
         "chosen:",
     ]
     refused = explain_backend(q, k, v, softcap=1.0, backend="sdpa")
@@ -156,6 +160,7 @@ def test_the_explanation_of_a_named_backend():
     assert [(verdict.backend, verdict.reasons, verdict.automatic) for verdict in refused.verdicts[1:]] == [
         ("sdpa", ("its kernels have no softcap",), True),
         ("tiled", (), True),
+        ("flex", (), False),
         ("reference", (), False),
     ]
 

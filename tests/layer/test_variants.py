@@ -141,7 +141,7 @@ def test_watchers_see_what_was_computed(randomise, name):
         with watching(model, calls.append):
             torch.testing.assert_close(model(ids), want, rtol=1e-4, atol=1e-4)
     heads = {"differential": 4, "per token": 8}.get(name, 4)
-    assert len(calls) == (4 if name == "longformer" else 2)
+    assert len(calls) == 2  # Longformer's rows of global tokens are computed once more, which is not told
     for call in calls:
         assert call.output.shape[2] == heads
         seen = call.problem
@@ -157,10 +157,12 @@ def test_watchers_see_what_was_computed(randomise, name):
 
 def test_heads_that_talk_are_not_taken_for_others():
     model, ids = Model("talking"), torch.randint(20, (2, 9))
-    with pytest.raises(MultiheadError, match="no attention call passed through"), watching(model, print):
+    with pytest.raises(MultiheadError, match="no weights are those of one head"), watching(model, print):
         model(ids)
-    with pytest.raises(MultiheadError, match=r"L0\.H1"), gated(model, {"L0.H1": 0.0}):
-        model(ids)
+    with torch.no_grad():
+        want = model(ids)
+        with gated(model, {"L0.H1": 0.0}):
+            assert not torch.allclose(model(ids), want)
 
 
 @pytest.mark.parametrize("name", ["latent", "differential", "talking", "longformer"])

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from multihead.attend.fit import buried, fit
 from multihead.attend.normaliser import Softmax
+from multihead.attend.order import hidden
 from multihead.attend.problem import Problem
 from multihead.error import BackendRefused
 from multihead.pattern import Pattern, Tile, TileMap, lower
@@ -36,7 +37,10 @@ def why_not(problem: Problem) -> list[str]:
         reasons.append("FlexAttention has no dropout")
     sizes = ("batch", "heads", "q_len", "kv_len", "head_dim", "v_head_dim")
     reasons += [f"{name} is 0, which FlexAttention does not take" for name in sizes if getattr(problem, name) == 0]
-    if buried(problem):
+    unseen = hidden(problem)
+    reasons += [f"it has no {what}" for what in unseen]
+    # A number of what vmap goes over cannot be looked at.
+    if not unseen and buried(problem):
         reasons.append("a row of the bias is beyond +-1000 throughout, too much for its log-sum-exp to base 2")
     return reasons + _why_not_here(problem)
 

@@ -145,11 +145,11 @@ class TalkingHeadsAttention(Attends):
         return self.out_proj(self._part.gated(query, heads.transpose(1, 2)).flatten(2))
 
     def attended(self, qkv: tuple[Tensor, Tensor, Tensor], options: Options) -> Tensor:
-        """The heads of a call, (batch, heads, q_len, v_head_dim): by the definition, in blocks of queries.
+        """The heads of a call, (batch, heads, q_len, v_head_dim), also in a graph: there is no kernel to choose."""
+        return self.attend(make_problem(*qkv, **options, dropout=self.dropout if self.training else 0.0))
 
-        It does not pass through `attend`, where a watcher would take weights for those of its problem.
-        """
-        problem = make_problem(*qkv, **options, dropout=self.dropout if self.training else 0.0)
+    def attend(self, problem: Problem) -> Float[Tensor, "batch heads q_len v_head_dim"]:
+        """The heads of a call: by the definition, in blocks of queries. Weights of the problem are not those mixed."""
         wide = problem.widen()
         height = problem.q_len if torch.compiler.is_compiling() else _height(problem)
         blocks = torch.arange(problem.q_len, device=problem.q.device).split(max(height, 1))

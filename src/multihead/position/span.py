@@ -86,11 +86,12 @@ class AdaptiveSpan:
         Returns:
             (1, heads, rows, columns).
         """
-        left = self._left(self.spans, q_pos, k_pos)
+        # In float64: what is left of a span is a small difference of large numbers, whose logarithm is large.
+        left = self._left(self.spans.double(), q_pos, k_pos)
         falling = (left > 0) & (left < self.ramp)
         # The logarithm is taken of 1 off the ramp: of 0 it would make the gradient NaN, which no mask removes.
         logs = torch.log(torch.where(falling, left, self.ramp) / self.ramp)
-        return torch.where(left > 0, logs, -torch.inf)[None]
+        return torch.where(left > 0, logs, -torch.inf)[None].to(self.spans.dtype)
 
     def pull(
         self,
@@ -99,9 +100,9 @@ class AdaptiveSpan:
         k_pos: Int[Tensor, " columns"],
     ) -> Float[Tensor, " heads"]:
         """Gradient of the spans from the gradient of the scores, summed over the batch."""
-        left = self._left(self.spans.to(grad), q_pos, k_pos)
+        left = self._left(self.spans.double(), q_pos, k_pos)
         falling = (left > 0) & (left < self.ramp)
-        return torch.where(falling, grad / torch.where(falling, left, 1.0), 0.0).sum((-2, -1))
+        return torch.where(falling, grad / torch.where(falling, left, 1.0).to(grad), 0.0).sum((-2, -1))
 
     def _left(self, spans: Tensor, q_pos: Tensor, k_pos: Tensor) -> Tensor:
         """Tokens left until nothing is seen: (heads, rows, columns)."""
