@@ -30,6 +30,7 @@ import torch
 
 from multihead.attend import define
 from multihead.native import Variant
+from multihead.position import AdaptiveSpan
 
 U = 2.0**-24
 ROUNDED = {torch.float32: U, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
@@ -44,6 +45,8 @@ def exact(problem):
     bias, n = problem.bias, problem.normaliser
     if bias is not None:
         bias = wide(bias) if isinstance(bias, torch.Tensor) else bias.with_weight(wide(bias.weight))
+    if isinstance(bias, AdaptiveSpan):  # beyond a span nothing is seen
+        bias = bias.scores(problem.q_positions(), problem.k_positions())
     mask = problem.mask
     if isinstance(bias, torch.Tensor) and bool(bias.isneginf().any()):
         shut = bias.isneginf()
