@@ -7,7 +7,7 @@ all calls alike.
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 
 import torch
@@ -104,11 +104,31 @@ class BiasParts:
 
 
 def mask_parts(problem: Problem) -> MaskParts:
-    """The mask of a problem in parts.
+    """The mask of a problem in parts; what lies beyond adaptive spans is shut like what is masked.
 
     Raises:
-        MultiheadError: Positions lie outside the ids the pattern holds.
+        MultiheadError: Positions lie outside the ids the pattern holds, or a span is not finite.
     """
+    parts = _parts_of_mask(problem)
+    return (
+        replace(parts, window=_within(parts.window, problem.bias)) if isinstance(problem.bias, AdaptiveSpan) else parts
+    )
+
+
+def _within(window: Tensor | None, span: AdaptiveSpan) -> Int64[Tensor, "1 heads 2"]:
+    """Bounds of distance (1, heads, 2) that hold as well beyond which a span gives no weight."""
+    span.reach()  # refuses what is not finite
+    last = (span.spans.detach().double() + span.ramp).ceil().to(device="cpu", dtype=torch.int64) - 1
+    bounds = torch.stack([-last, last], -1)[None]
+    if window is not None:
+        bounds = torch.stack(
+            [torch.maximum(bounds[..., 0], window[..., 0]), torch.minimum(bounds[..., 1], window[..., 1])], -1
+        )
+    shut = torch.tensor(_SHUT, device="cpu")
+    return torch.where(bounds[..., :1] <= bounds[..., 1:], bounds, shut).contiguous()
+
+
+def _parts_of_mask(problem: Problem) -> MaskParts:
     if problem.mask is None:
         return MaskParts()
     if isinstance(problem.mask, Tensor):

@@ -18,6 +18,7 @@ from multihead.attend.table import kind_of, prefers
 from multihead.native import NOT_BUILT, Library, Variant, load, ops, why_none
 from multihead.native.ops import Prepared, unrecorded
 from multihead.native.pack import DTYPES, WIDEST
+from multihead.position import AdaptiveSpan
 
 NAME = "native"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -160,7 +161,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor]:
         q,
         k,
         v,
-        [] if problem.mask is None else mask_parts(problem).tensors(),
+        [] if problem.mask is None and not isinstance(problem.bias, AdaptiveSpan) else mask_parts(problem).tensors(),
         [] if bias is None else bias.tensors(),
         sink_logits(problem),
         problem.scale,

@@ -16,6 +16,7 @@ from multihead.measure.scene import Scene
 from multihead.measure.statistic.contract import Contribution, Missing, OfTile, OfWhole, Statistic
 from multihead.measure.tile import Tile, bin_sums
 from multihead.measure.weigh import FLOOR, Rows, find_sunk, join_rows, weigh
+from multihead.position import AdaptiveSpan
 
 BACKENDS = ("auto", "native", "torch")
 
@@ -258,7 +259,7 @@ def sight_of(scene: Scene, rows: slice, cols: slice) -> tuple[Tensor, Tensor]:
     """
     problem, keys = scene.problem, scene.keys
     allowed = problem.allowed(rows, cols)
-    if isinstance(problem.bias, Tensor):
+    if isinstance(problem.bias, Tensor | AdaptiveSpan):
         bias = problem.bias_rows(rows, cols)
         assert bias is not None
         allowed = (bias > FLOOR) if allowed is None else allowed & (bias > FLOOR)
