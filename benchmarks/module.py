@@ -12,7 +12,7 @@ Memory is the largest resident memory of a step over what was there before.
     mixed    two heads of 128 and four of 64                    ours, and ours with eight heads of 64
 
 `infer` is a forward pass without gradients, `train` a forward and a backward pass, gradients of the input included.
-`ours fused` is the same module after `fuse()`.
+`ours fused` is the same module after `fuse()`. nn.MultiheadAttention is run with and without its own fast path.
 
     python benchmarks/module.py --make-peers build/module-peers          everything; installs x-transformers
     python benchmarks/module.py --quick                                  short inputs, one second of rounds a cell
@@ -37,7 +37,12 @@ PACKAGES = ("multihead", "torch", "transformers")
 PINS = ("x-transformers==2.31.10",)
 NEEDED = ("einops>=0.8.0", "einx>=0.3.0", "loguru", "torch-einops-utils>=0.1.41")
 HERE = Path(__file__).parent
-STEPS, DTYPES, LENGTHS, BATCHES = ("infer", "train"), ("float32", "bfloat16"), (128, 512, 1024, 2048, 4096, 8192), (1, 8)
+STEPS, DTYPES, LENGTHS, BATCHES = (
+    ("infer", "train"),
+    ("float32", "bfloat16"),
+    (128, 512, 1024, 2048, 4096, 8192),
+    (1, 8),
+)
 MOST_TOKENS = 16384
 """Of a batch: beyond it a round takes minutes."""
 SPEED, MEMORY, MIXED = 0.97, 1.03, 1.05
@@ -144,7 +149,7 @@ def show(about, cells):
 
 def missed_by(name, told, cell):
     """What was aimed at and not reached against one contender."""
-    ours = min((cell["contenders"][own]["extra_mb"] for own in ("ours", "ours fused") if own in cell["contenders"]))
+    ours = min(cell["contenders"][own]["extra_mb"] for own in ("ours", "ours fused") if own in cell["contenders"])
     least = 1 / MIXED if cell["case"] == "mixed" else SPEED
     if name in FUSED and told["ratio"] < least:
         yield f"{name} takes {told['ratio']:.3f} of our time"

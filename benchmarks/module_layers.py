@@ -10,15 +10,18 @@ from torch import nn
 WIDTH, HEADS, KV_HEADS, HEAD_DIM = 512, 8, 2, 64
 NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
 
+PLAIN = "nn.MultiheadAttention, fast path off"
+"""In inference its own fast path is slower on a CPU than what it calls without it: both are shown."""
+
 CASES = {
-    "self": ("ours", "ours fused", "nn.MultiheadAttention", "BERT", "x-transformers"),
-    "causal": ("ours", "ours fused", "nn.MultiheadAttention", "x-transformers"),
+    "self": ("ours", "ours fused", "nn.MultiheadAttention", PLAIN, "BERT", "x-transformers"),
+    "causal": ("ours", "ours fused", "nn.MultiheadAttention", PLAIN, "x-transformers"),
     "llama": ("ours", "Llama"),
     "mixed": ("ours", "equal heads"),
 }
 """What runs in each. In "mixed" two heads of 128 and four of 64 stand against eight of 64."""
 
-FUSED = ("nn.MultiheadAttention", "BERT", "Llama", "x-transformers", "equal heads")
+FUSED = ("nn.MultiheadAttention", PLAIN, "BERT", "Llama", "x-transformers", "equal heads")
 """Peers that use torch's fused attention."""
 
 
@@ -68,7 +71,12 @@ class Layers:
         mask = None
         if self.causal:
             mask = nn.Transformer.generate_square_subsequent_mask(self.length, dtype=self.dtype)
-        return layer, lambda x: layer(x, x, x, need_weights=False, attn_mask=mask, is_causal=self.causal)[0]
+
+        def call(x):
+            torch.backends.mha.set_fastpath_enabled(name != PLAIN)
+            return layer(x, x, x, need_weights=False, attn_mask=mask, is_causal=self.causal)[0]
+
+        return layer, call
 
     def bert(self, name):
         from transformers import BertConfig
@@ -117,6 +125,7 @@ BUILDERS = {
     "ours fused": "ours",
     "equal heads": "ours",
     "nn.MultiheadAttention": "torch_layer",
+    PLAIN: "torch_layer",
     "BERT": "bert",
     "Llama": "llama",
     "x-transformers": "x_transformers",
