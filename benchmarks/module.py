@@ -12,7 +12,7 @@ Memory is the largest resident memory of a step over what was there before.
     mixed    two heads of 128 and four of 64                    ours, and ours with eight heads of 64
 
 `infer` is a forward pass without gradients, `train` a forward and a backward pass, gradients of the input included.
-`ours fused` is the same module after `fuse()`. nn.MultiheadAttention is run with and without its own fast path.
+`ours fused` is the same module after `fuse()`.
 
     python benchmarks/module.py --make-peers build/module-peers          everything; installs x-transformers
     python benchmarks/module.py --quick                                  short inputs, one second of rounds a cell

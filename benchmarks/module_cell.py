@@ -34,7 +34,7 @@ def parse():
 def step_of(layer, call, x, train):
     """The function that is timed: a forward pass, or one with its backward pass, gradients of the input included."""
     if not train:
-        layer.eval().requires_grad_(False)
+        layer.eval()
 
         def infer():
             with torch.no_grad():

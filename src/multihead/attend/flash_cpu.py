@@ -216,7 +216,8 @@ def _band_backward(problem: Problem, flow: _Flow, band: Band) -> list[Tensor]:
 
 def _laid_out(grad: Tensor, like: Tensor) -> Tensor:
     """The gradient in the memory order of what it is of: what is summed up from it is then the same in a graph."""
-    return grad if grad.stride() == like.stride() else torch.empty_like(like, dtype=grad.dtype).copy_(grad)
+    laid = torch.empty_like(like, dtype=grad.dtype)
+    return grad if grad.stride() == laid.stride() else laid.copy_(grad)
 
 
 def _pull_sinks(problem: Problem, flow: _Flow) -> Tensor:
