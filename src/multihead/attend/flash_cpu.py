@@ -24,6 +24,7 @@ _KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _NUMBERS = 2**21  # in the mask of a band: 8 MiB in float32
 _LEAST, _MOST = 32, 256  # queries in a band
+_NOTHING = torch.empty(0, 0, 0, 0)
 _BLOCK = 192  # queries from which on the kernel works in large blocks
 
 
@@ -77,7 +78,7 @@ class _Flash(FirstOrder):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.set_materialize_grads(False)
         # Without its tensors, which are saved below: autograd lets go of those as soon as they have served.
-        ctx.problem = _hollow(inputs[0])
+        ctx.problem = replace(inputs[0], q=_NOTHING, k=_NOTHING, v=_NOTHING)
         ctx.save_for_backward(*inputs[1:], *output)
 
     @staticmethod
@@ -216,6 +217,8 @@ def _band_backward(problem: Problem, flow: _Flow, band: Band) -> list[Tensor]:
 
 def _laid_out(grad: Tensor, like: Tensor) -> Tensor:
     """The gradient in the memory order of what it is of: what is summed up from it is then the same in a graph."""
+    if grad.stride() == like.stride():
+        return grad
     laid = torch.empty_like(like, dtype=grad.dtype)
     return grad if grad.stride() == laid.stride() else laid.copy_(grad)
 
@@ -244,9 +247,3 @@ def _rebuilt(problem: Problem, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | 
     """The problem around the tensors autograd hands over."""
     normaliser = problem.normaliser if sinks is None else replace(_softmax(problem), sinks=sinks)
     return replace(problem, q=q, k=k, v=v, normaliser=normaliser)
-
-
-def _hollow(problem: Problem) -> Problem:
-    """The problem with one number in place of each of its tensors, of their sizes."""
-    q, k, v = (x.new_empty(()).expand(x.shape) for x in (problem.q, problem.k, problem.v))
-    return replace(problem, q=q, k=k, v=v)
