@@ -24,6 +24,7 @@ _KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _NUMBERS = 2**21  # in the mask of a band: 8 MiB in float32
 _LEAST, _MOST = 32, 256  # queries in a band
+_NOTHING = torch.empty(0, 0, 0, 0)
 _BLOCK = 192  # queries from which on the kernel works in large blocks
 
 
@@ -76,7 +77,8 @@ class _Flash(FirstOrder):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.set_materialize_grads(False)
-        ctx.problem = inputs[0]
+        # Without its tensors, which are saved below: autograd lets go of those as soon as they have served.
+        ctx.problem = replace(inputs[0], q=_NOTHING, k=_NOTHING, v=_NOTHING)
         ctx.save_for_backward(*inputs[1:], *output)
 
     @staticmethod
@@ -171,36 +173,54 @@ def _backward(problem: Problem, flow: _Flow) -> list[Tensor]:
     The kernel computes dS = P * (dP - D) with D = sum(grad_out * out). A gradient of the log-sum-exp has to be taken
     off D; it is put in as one more column: -grad_lse in the output, 1 in the output's gradient, 0 in the values.
     """
-    room = 0 if flow.grad_lse is None else 1
-    size = max(problem.head_dim, problem.v_head_dim + room)
+    parts = list(_bands(problem))
+    if len(parts) == 1 and isinstance(parts[0].cols, slice) and parts[0].cols == slice(0, problem.kv_len):
+        # As the kernel gives them: nothing to be added up, nor copied where heads lie as a projection leaves them.
+        grads = _band_backward(problem, flow, parts[0])
+        return [_laid_out(grad, x) for grad, x in zip(grads, (problem.q, problem.k, problem.v), strict=True)]
     q = torch.empty_like(problem.q)
     k, v = (torch.zeros(x.shape, dtype=problem.wide, device=x.device) for x in (problem.k, problem.v))
-    for band in _bands(problem):
-        piece = _Piece.of(problem, band, room=room)
-        if piece.k.shape[2] == 0:
-            q[:, :, band.rows] = 0
-            continue
-        out, grad_out = (x[:, :, band.rows] for x in (flow.out, flow.grad_out))
-        if flow.grad_lse is not None:
-            out = torch.cat([out, -flow.grad_lse[:, :, band.rows, None].to(out.dtype)], -1)
-            grad_out = pad(grad_out, (0, 1), value=1.0)
-        lse = finite(flow.lse[:, :, band.rows])
-        to_q, to_k, to_v = _BACKWARD(
-            piece.fold(fit(grad_out, size)),
-            piece.q,
-            piece.k,
-            piece.v,
-            piece.fold(fit(out, size)),
-            piece.fold(lse),
-            0.0,
-            piece.causal,
-            attn_mask=piece.mask,
-            scale=problem.scale,
-        )
-        q[:, :, band.rows] = piece.unfold(to_q)[..., : problem.head_dim]
-        add_at(k, band.cols, to_k[..., : problem.head_dim])
-        add_at(v, band.cols, to_v[..., : problem.v_head_dim])
+    for band in parts:
+        to_q, to_k, to_v = _band_backward(problem, flow, band)
+        q[:, :, band.rows] = to_q
+        add_at(k, band.cols, to_k)
+        add_at(v, band.cols, to_v)
     return [q, k, v]
+
+
+def _band_backward(problem: Problem, flow: _Flow, band: Band) -> list[Tensor]:
+    """What the queries of a band add to the gradients: of themselves, and of the keys and values they may see."""
+    room = 0 if flow.grad_lse is None else 1
+    size = max(problem.head_dim, problem.v_head_dim + room)
+    piece = _Piece.of(problem, band, room=room)
+    if piece.k.shape[2] == 0:
+        return [torch.zeros_like(x) for x in (problem.q[:, :, band.rows], problem.k[:, :, :0], problem.v[:, :, :0])]
+    out, grad_out = (x[:, :, band.rows] for x in (flow.out, flow.grad_out))
+    if flow.grad_lse is not None:
+        out = torch.cat([out, -flow.grad_lse[:, :, band.rows, None].to(out.dtype)], -1)
+        grad_out = pad(grad_out, (0, 1), value=1.0)
+    to_q, to_k, to_v = _BACKWARD(
+        piece.fold(fit(grad_out, size)),
+        piece.q,
+        piece.k,
+        piece.v,
+        piece.fold(fit(out, size)),
+        piece.fold(finite(flow.lse[:, :, band.rows])),
+        0.0,
+        piece.causal,
+        attn_mask=piece.mask,
+        scale=problem.scale,
+    )
+    to_q = piece.unfold(to_q)[..., : problem.head_dim]
+    return [to_q, to_k[..., : problem.head_dim], to_v[..., : problem.v_head_dim]]
+
+
+def _laid_out(grad: Tensor, like: Tensor) -> Tensor:
+    """The gradient in the memory order of what it is of: what is summed up from it is then the same in a graph."""
+    if grad.stride() == like.stride():
+        return grad
+    laid = torch.empty_like(like, dtype=grad.dtype)
+    return grad if grad.stride() == laid.stride() else laid.copy_(grad)
 
 
 def _pull_sinks(problem: Problem, flow: _Flow) -> Tensor:
