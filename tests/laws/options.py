@@ -86,16 +86,6 @@ def biases(s, dtype):
     slopes, numbers = torch.rand(s.heads, dtype=dtype) + 0.3, torch.randn(8, s.heads, dtype=dtype)
     spans = torch.rand(s.heads, dtype=dtype) * 3
 
-    def bucket(distance):
-        """T5's, for 8 buckets on both sides with max_distance=6, by hand: 2 exact ones and 2 beyond on each side."""
-        far = abs(distance)
-        near = far if far < 2 else min(2 + int(math.log(far / 2) / math.log(3) * 2), 3)
-        return near + 4 * (distance < 0)
-
-    def faded(b, h, i, j):
-        left = float(spans[h]) + 2 - abs(i - j)
-        return -math.inf if left <= 0 else math.log(min(left / 2, 1.0))
-
     return {
         "bias tensor": Option({"bias": drawn}, {"added": lambda b, h, i, j: float(drawn[0, h, i - s.first, j])}),
         "bias holes": Option({"bias": holes}, {"added": lambda b, h, i, j: float(holes[b, 0, i - s.first, j])}),
@@ -104,10 +94,14 @@ def biases(s, dtype):
         ),
         "bias table": Option(
             {"bias": RelativeTable(numbers, max_distance=6)},
-            {"added": lambda b, h, i, j: float(numbers[bucket(i - j), h])},
+            {"added": lambda b, h, i, j: float(numbers[oracle.bucket(i - j), h])},
             True,
         ),
-        "bias span": Option({"bias": AdaptiveSpan(spans, ramp=2)}, {"added": faded}, True),
+        "bias span": Option(
+            {"bias": AdaptiveSpan(spans, ramp=2)},
+            {"added": lambda b, h, i, j: oracle.faded(float(spans[h]), 2, i - j)},
+            True,
+        ),
     }
 
 

@@ -88,3 +88,16 @@ def entmax15(row, h):
         if falling[count - 1] >= threshold:
             return (half - threshold).clamp(min=0) ** 2
     raise AssertionError("one score alone always has a threshold")
+
+
+def bucket(distance):
+    """T5's bucket of a distance, for 8 buckets with max_distance=6: 2 exact ones and 2 beyond on each side."""
+    far = abs(distance)
+    near = far if far < 2 else min(2 + int(math.log(far / 2) / math.log(3) * 2), 3)
+    return near + 4 * (distance < 0)
+
+
+def faded(span, ramp, distance):
+    """The logarithm of an adaptive span's factor."""
+    left = span + ramp - abs(distance)
+    return -math.inf if left <= 0 else math.log(min(left / ramp, 1.0))
