@@ -36,7 +36,8 @@ from multihead.position import DynamicNTK, Rotary, YaRN
 
 WIDE = torch.float64
 TRAINED = pytest.mark.parametrize("backend", ["reference", "tiled", "sdpa"])
-EVERY = pytest.mark.parametrize("backend", ["reference", "tiled", "sdpa", NATIVE, "flex"])
+FLEX = pytest.param("flex", marks=pytest.mark.slow)  # seconds of it; its laws are in the default suite
+EVERY = pytest.mark.parametrize("backend", ["reference", "tiled", "sdpa", NATIVE, FLEX])
 KINDS = [Softmax(), Softmax(off_by_one=True), Sigmoid(), Sparsemax(), Entmax(1.5)]
 
 

@@ -118,7 +118,7 @@ def test_any_options_at_any_sizes(drawn):
     held_to_the_oracle(drawn, AVAILABLE)
 
 
-@settings(max_examples=5)
+@settings(max_examples=2)
 @given(several())
 def test_any_options_at_any_sizes_by_flex(drawn):
     held_to_the_oracle(drawn, ["flex"])
