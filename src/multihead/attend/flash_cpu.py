@@ -38,7 +38,8 @@ def run(problem: Problem) -> tuple[Tensor, Tensor]:
 def flagged(problem: Problem) -> bool:
     """True where the mask is what the kernel's causal flag means: key <= query, both counted from 0."""
     causal = isinstance(problem.mask, Pattern) and problem.mask.window == (None, 0)
-    return causal and not problem.q_offset and problem.bias is None
+    # With the flag -inf is multiplied by the scale: it must stay -inf.
+    return causal and not problem.q_offset and problem.bias is None and problem.scale > 0
 
 
 def height(problem: Problem) -> int:

@@ -79,15 +79,23 @@ def _band(problem: Problem, band: Band) -> tuple[Tensor, Tensor]:
 
 def _call(problem: Problem, mask: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     size = -(-max(q.shape[3], v.shape[3]) // _ALIGN) * _ALIGN
+    q, scale = _positive(q, problem.scale)
     causal = mask is None and isinstance(problem.mask, Pattern) and _plain_mask(problem)
     if _flash(problem, masked=mask is not None):
-        out, lse, *_ = _FLASH(fit(q, size), fit(k, size), fit(v, size), 0.0, causal, scale=problem.scale)
+        out, lse, *_ = _FLASH(fit(q, size), fit(k, size), fit(v, size), 0.0, causal, scale=scale)
     else:
         k, v = (x.repeat_interleave(problem.group, 1) for x in (k, v))
         added = None if mask is None else _aligned(mask.to(q.dtype)).expand(*q.shape[:3], k.shape[2])
         padded = fit(q, size), fit(k, size), fit(v, size)
-        out, lse, *_ = _EFFICIENT(*padded, added, True, 0.0, causal, scale=problem.scale)  # noqa: FBT003 - aten's order
+        out, lse, *_ = _EFFICIENT(*padded, added, True, 0.0, causal, scale=scale)  # noqa: FBT003 - aten's order
     return out[..., : problem.v_head_dim], lse[..., : q.shape[2]]
+
+
+def _positive(q: Tensor, scale: float) -> tuple[Tensor, float]:
+    """The same products with a scale above 0, exactly: the kernels multiply the -inf of their own masks by it."""
+    if scale > 0:
+        return q, scale
+    return (-q, -scale) if scale < 0 else (q * 0, 1.0)
 
 
 def _plain_mask(problem: Problem) -> bool:

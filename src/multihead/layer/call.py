@@ -159,8 +159,8 @@ class Call:
         assert held is not None
         return held.held(dtype)
 
-    def seen(self, kv_len: int, positions: Tensor | None) -> int:
-        """How many positions the text has so far, for what turns by that."""
+    def seen(self, kv_len: int, positions: Tensor | None) -> int | Tensor:
+        """How many positions the text has so far, for what turns by that; of each sequence where they differ."""
         if positions is not None:
             if self.grows:
                 raise MultiheadError(
@@ -168,7 +168,7 @@ class Call:
                     arrived="positions= of these tokens; those of earlier ones are not known any more",
                     remedy="leave positions out, attend without a cache, or take a rotary with fixed angles",
                 )
-            return int(positions.max()) + 1 if positions.numel() else 1
+            return positions.amax(-1) + 1 if positions.numel() else 1
         first = self.start if self.grows else self.q_offset or 0
         return max(kv_len, first + self.query.shape[1], 1)
 

@@ -310,7 +310,7 @@ class LatentAttention(Attends):
             kept_so_far = joined(kept_so_far[..., :rank], turned(kept_so_far[..., rank:], again))
         return joined(q[..., :nope], turned(q[..., nope:], rotation)), kept_so_far, first
 
-    def _rotation(self, places: Tensor, like: Tensor, length: int | None = None) -> Rotation | None:
+    def _rotation(self, places: Tensor, like: Tensor, length: int | Tensor | None = None) -> Rotation | None:
         if self.position is None:
             return None
         dtype = torch.promote_types(like.dtype, torch.float32)

@@ -95,7 +95,7 @@ class GroupPart(nn.Module):
         """Queries or keys (batch, heads, length, head_dim), normalised where they are to be."""
         return x if norm is None else norm(x)
 
-    def rotation(self, positions: Tensor, like: Tensor, *, length: int | None = None) -> Rotation | None:
+    def rotation(self, positions: Tensor, like: Tensor, *, length: int | Tensor | None = None) -> Rotation | None:
         """The angles by which heads `like` these are turned as they stand; None where they are not turned."""
         position = self.group.position
         if not isinstance(position, Rotary):

@@ -42,9 +42,10 @@ def merged(sizes: list[int | None], *, what: str, remedy: str) -> int | None:
     Raises:
         MultiheadError: Two parts state different sizes.
     """
-    stated = sorted({size for size in sizes if size is not None})
-    if len(stated) > 1:
-        told = " and ".join(f"{what}={size}" for size in stated)
+    stated = [size for size in sizes if size is not None]
+    # Compared, not put into a set: in a graph sizes may be symbols, which have no hash.
+    if any(size != stated[0] for size in stated):
+        told = " and ".join(f"{what}={size}" for size in sorted(set(stated)))
         raise MultiheadError(asked=f"one {what} size in every pattern and position", arrived=told, remedy=remedy)
     return stated[0] if stated else None
 

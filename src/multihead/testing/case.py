@@ -207,6 +207,8 @@ def _scores() -> Mapping[str, Build]:
     return {
         "scale: negative": lambda d: make_problem(*d.qkv(), scale=-0.7),
         "scale: zero": lambda d: make_problem(*d.qkv(), scale=0.0),
+        "scale: negative, causal": lambda d: make_problem(*d.qkv(Sizes(kv_len=7)), scale=-0.7, mask=causal()),
+        "scale: zero, causal": lambda d: make_problem(*d.qkv(Sizes(kv_len=7)), scale=0.0, mask=causal()),
         "softcap": lambda d: make_problem(*d.qkv(), softcap=0.8),
         "softcap: bias and mask after it": lambda d: make_problem(
             *d.qkv(), softcap=0.8, bias=d.normal(1, 4, 7, 9, spread=3.0), mask=d.mask(7, 9)
