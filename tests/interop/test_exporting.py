@@ -117,3 +117,11 @@ def test_what_is_no_model_and_no_opset_is_refused(given, told, tmp_path, monkeyp
     options = {"model": MultiHeadAttention(16, 4).eval(), "inputs": (torch.randn(1, 3, 16),), "path": tmp_path / "a"}
     with pytest.raises(MultiheadError, match=told):
         export_onnx(**options | given)
+
+
+@pytest.mark.parametrize("dynamic", [{"quer": {1: "length"}}, ["query"], "query"])
+def test_open_sizes_of_inputs_that_there_are_not_are_refused(dynamic, tmp_path, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(MultiheadError, match=r"open sizes of the model's inputs query"):
+        export_onnx(MultiHeadAttention(16, 4).eval(), (torch.randn(1, 3, 16),), tmp_path / "a", dynamic=dynamic)
+    assert list(tmp_path.iterdir()) == []

@@ -63,6 +63,7 @@ def export_onnx(
     """
     target = _target(path)
     _check(model, opset)
+    _check_dynamic(dynamic, _parameters(model)[: len(inputs)])
     shapes = None if dynamic is None else {name: _dims(sizes) for name, sizes in dynamic.items()}
     if shapes is not None:
         shapes = {name: shapes.get(name) for name in _parameters(model)[: len(inputs)]}
@@ -197,6 +198,20 @@ def _check(model: nn.Module, opset: int) -> None:
     if find_spec("onnxscript") is None:
         raise MultiheadError(
             asked="to write an ONNX file", arrived="no module onnxscript", remedy="pip install 'multihead[onnx]'"
+        )
+
+
+def _check_dynamic(dynamic: object, inputs: Sequence[str]) -> None:
+    """Refuses sizes of inputs that there are not: they would be left fixed without a word."""
+    if dynamic is None:
+        return
+    unknown = [name for name in dynamic if name not in inputs] if isinstance(dynamic, Mapping) else [dynamic]
+    if unknown:
+        raise MultiheadError(
+            asked=f"open sizes of the model's inputs {', '.join(inputs)}",
+            arrived=f"dynamic for {', '.join(map(repr, unknown))}"[:200],
+            remedy=f"name an input as the model's forward does: dynamic={{{(inputs[0] if inputs else 'x')!r}: "
+            '{1: "length"}}',
         )
 
 
