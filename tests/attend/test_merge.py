@@ -87,3 +87,13 @@ def test_shapes_that_differ_are_refused(monkeypatch):
         merge([one, Merged(out=one.out, lse=one.lse[:, :, :3])])
     with pytest.raises(MultiheadError, match="at least one part"):
         merge([])
+
+
+@pytest.mark.parametrize("parts", ["ab", 3, [None], [torch.zeros(1, 1, 1, 1)], {0: 1}])
+def test_what_is_no_part_is_refused(parts):
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        with pytest.raises(MultiheadError, match=r"parts to merge: results of attention_lse or merge, in a list"):
+            merge(parts)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)

@@ -1,5 +1,6 @@
 """Models as ONNX files: one Attention node a call, the same numbers under onnxruntime, at other lengths too."""
 
+import jaxtyping
 import pytest
 import torch
 from torch import nn
@@ -96,3 +97,31 @@ def test_a_call_that_is_no_node_is_refused(tmp_path, monkeypatch):
     with pytest.raises(Exception, match=r"(?s)one node of an ONNX file.*sigmoid as normaliser"):
         export_onnx(model, [torch.randn(2, 7, 24)], tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("path", ["", ".", "no/such/folder/model.onnx", None, 3])
+def test_a_path_that_takes_no_file_is_refused_before_the_work(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    monkeypatch.setattr(torch.export, "export", lambda *_, **__: pytest.fail("the graph was made"))
+    with pytest.raises(MultiheadError, match="a file in a folder that there is, to write the model to"):
+        export_onnx(MultiHeadAttention(16, 4).eval(), (torch.randn(1, 3, 16),), path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), [({"model": "a"}, "model as a torch"), ({"opset": "23"}, "opset as a whole")]
+)
+def test_what_is_no_model_and_no_opset_is_refused(given, told, tmp_path, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    options = {"model": MultiHeadAttention(16, 4).eval(), "inputs": (torch.randn(1, 3, 16),), "path": tmp_path / "a"}
+    with pytest.raises(MultiheadError, match=told):
+        export_onnx(**options | given)
+
+
+@pytest.mark.parametrize("dynamic", [{"quer": {1: "length"}}, ["query"], "query"])
+def test_open_sizes_of_inputs_that_there_are_not_are_refused(dynamic, tmp_path, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(MultiheadError, match=r"open sizes of the model's inputs query"):
+        export_onnx(MultiHeadAttention(16, 4).eval(), (torch.randn(1, 3, 16),), tmp_path / "a", dynamic=dynamic)
+    assert list(tmp_path.iterdir()) == []

@@ -197,7 +197,7 @@ def test_repr_tells_the_sizes():
         ({"embed_dim": 8, "heads": 0}, "heads=0"),
         ({"embed_dim": 8, "heads": 4, "kv_heads": 0}, "kv_heads=0"),
         ({"embed_dim": 8, "heads": 4, "head_dim": -2}, "head_dim=-2"),
-        ({"embed_dim": 8, "heads": 4, "kv_embed_dim": (8, 0)}, "kv_embed_dim=0"),
+        ({"embed_dim": 8, "heads": 4, "kv_embed_dim": (8, 0)}, r"kv_embed_dim=\(8, 0\)"),
         ({"embed_dim": 8, "heads": 4, "kv_heads": 3}, "heads=4, kv_heads=3\n  fix: kv_heads=1, 2 or 4"),
         ({"embed_dim": 8, "heads": 4, "dropout": 1.0}, "dropout=1.0"),
         ({"embed_dim": 8, "heads": 4, "dropout": -0.1}, "dropout=-0.1"),

@@ -230,7 +230,7 @@ def test_it_starts_as_the_paper_says():
         (lambda: DifferentialAttention(16, 0), "heads=0"),
         (lambda: DifferentialAttention(16, 4, kv_heads=3), "heads=4, kv_heads=3"),
         (lambda: DifferentialAttention(16, 4, head_dim=0), "head_dim=0"),
-        (lambda: LayerLambda(depth=-1), "depth . 1=0"),
+        (lambda: LayerLambda(depth=-1), "depth: a whole number of at least 0"),
         (lambda: LayerLambda(start=1.0), "start=1.0"),
         (lambda: LayerLambda(eps=0.0), "eps=0.0"),
         (lambda: call(mask=per_head([causal(), causal(), causal(), sliding_window(2)])), "for heads=4.*pattern.mask"),

@@ -30,7 +30,9 @@ def test_slopes_of_other_counts_fill_up_from_the_next_power_of_two(heads):
 
 
 def test_slopes_of_no_heads():
-    with pytest.raises(MultiheadError, match=r"at least one head\n  got: heads=0\n  fix: pass heads >= 1"):
+    with pytest.raises(
+        MultiheadError, match=r"at least one head, and for 65536 at most\n  got: heads=0\n  fix: pass heads >= 1"
+    ):
         alibi_slopes(0)
 
 

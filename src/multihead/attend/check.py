@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from multihead.error import MultiheadError, kind_and_text
+from multihead.pattern.check import LIMIT
 
 Shape = tuple[int, int, int, int]
 
@@ -165,7 +166,7 @@ def check_offset(q_offset: int) -> int:
         number = None if isinstance(q_offset, bool) else operator.index(q_offset)
     except TypeError:
         number = None
-    if number is None:
+    if number is None or abs(number) > LIMIT:
         raise MultiheadError(
             asked="q_offset: the position of the first query, a whole number",
             arrived=f"q_offset={kind_and_text(q_offset)}",

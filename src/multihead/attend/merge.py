@@ -9,7 +9,7 @@ from torch import Tensor
 
 from multihead.attend.functional import Attended
 from multihead.attend.normaliser import Softmax
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, kind_and_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,6 +50,12 @@ def merge(parts: Sequence[Attended | Merged], *, normaliser: Softmax | None = No
         >>> torch.allclose(merge(halves).out, attention(q, k, v), atol=1e-6)
         True
     """
+    if not isinstance(parts, Sequence) or not all(isinstance(part, Attended | Merged) for part in parts):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise MultiheadError(
+            asked="parts to merge: results of attention_lse or merge, in a list",
+            arrived=kind_and_text(parts),
+            remedy="merge([attention_lse(q, k1, v1), attention_lse(q, k2, v2)]); attention gives outputs alone",
+        )
     if not parts:
         raise MultiheadError(
             asked="at least one part to merge",

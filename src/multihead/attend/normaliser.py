@@ -8,11 +8,13 @@ allowed key gets weights 0 and gradient 0 from every normaliser.
 
 import math
 from dataclasses import dataclass, field, replace
+from numbers import Real
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multihead.attend.check import check_kinds
 from multihead.error import MultiheadError
 
 
@@ -38,6 +40,9 @@ class Softmax:
     off_by_one: bool = False
 
     def __post_init__(self) -> None:
+        if self.sinks is not None:
+            check_kinds({"sinks": self.sinks}, (Tensor,), "a floating tensor of shape (heads,)")
+        check_kinds({"off_by_one": self.off_by_one}, (bool,), "True or False")
         if self.sinks is not None and (self.sinks.ndim != 1 or not self.sinks.is_floating_point()):
             raise MultiheadError(
                 asked="sinks: one floating logit for each query head, shape (heads,)",
@@ -133,8 +138,10 @@ class Sigmoid:
     bias: float = 0.0
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.bias):
-            raise MultiheadError(asked="a finite bias of Sigmoid", arrived=f"bias={self.bias}", remedy="pass a number")
+        if not (isinstance(self.bias, Real) and math.isfinite(self.bias)):
+            raise MultiheadError(
+                asked="a finite bias of Sigmoid", arrived=f"bias={self.bias}"[:200], remedy="pass a number"
+            )
 
     @property
     def has_lse(self) -> bool:
@@ -192,10 +199,10 @@ class Entmax:
     alpha: float = 1.5
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.alpha) and self.alpha > 1):
+        if not (isinstance(self.alpha, Real) and math.isfinite(self.alpha) and self.alpha > 1):
             raise MultiheadError(
                 asked="Entmax with a finite alpha above 1",
-                arrived=f"alpha={self.alpha}",
+                arrived=f"alpha={self.alpha}"[:200],
                 remedy="pass alpha > 1 (1.5 is usual), or Softmax() for alpha = 1",
             )
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from multihead.attend.check import check_kinds
 from multihead.attend.compiled import Call
 from multihead.attend.spelling import read
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, kind_and_text
 from multihead.pattern import Pattern
 from multihead.pattern.algebra import And, Join, Not
 from multihead.pattern.tokens import Match, Padding
@@ -60,7 +61,9 @@ def export_onnx(
     Example:
         >>> export_onnx(model.eval(), (x,), "model.onnx", dynamic={"x": {1: "length"}})  # doctest: +SKIP
     """
+    target = _target(path)
     _check(model, opset)
+    _check_dynamic(dynamic, _parameters(model)[: len(inputs)])
     shapes = None if dynamic is None else {name: _dims(sizes) for name, sizes in dynamic.items()}
     if shapes is not None:
         shapes = {name: shapes.get(name) for name in _parameters(model)[: len(inputs)]}
@@ -76,7 +79,6 @@ def export_onnx(
             verbose=False,
         )
     assert made is not None
-    target = Path(path)
     beside = target.with_name(f".{target.name}.part")
     try:
         made.save(beside)
@@ -170,7 +172,21 @@ def _translate(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float, so
     return out
 
 
+def _target(path: object) -> Path:
+    """Where the file is to be, refused before the graph is made, which takes long."""
+    target = Path(path) if isinstance(path, str | Path) and str(path) else None
+    if target is None or target.is_dir() or not target.parent.is_dir():
+        raise MultiheadError(
+            asked="a file in a folder that there is, to write the model to",
+            arrived=f"path={kind_and_text(path)}",
+            remedy='pass its name, such as "model.onnx"; a folder is made by Path(path).parent.mkdir(parents=True)',
+        )
+    return target
+
+
 def _check(model: nn.Module, opset: int) -> None:
+    check_kinds({"model": model}, (nn.Module,), "a torch.nn.Module")
+    check_kinds({"opset": opset}, (int,), f"a whole number, {LEAST} or later")
     if model.training:
         raise MultiheadError(
             asked="a model in evaluation mode to export", arrived="training mode", remedy="call model.eval() first"
@@ -182,6 +198,20 @@ def _check(model: nn.Module, opset: int) -> None:
     if find_spec("onnxscript") is None:
         raise MultiheadError(
             asked="to write an ONNX file", arrived="no module onnxscript", remedy="pip install 'multihead[onnx]'"
+        )
+
+
+def _check_dynamic(dynamic: object, inputs: Sequence[str]) -> None:
+    """Refuses sizes of inputs that there are not: they would be left fixed without a word."""
+    if dynamic is None:
+        return
+    unknown = [name for name in dynamic if name not in inputs] if isinstance(dynamic, Mapping) else [dynamic]
+    if unknown:
+        raise MultiheadError(
+            asked=f"open sizes of the model's inputs {', '.join(inputs)}",
+            arrived=f"dynamic for {', '.join(map(repr, unknown))}"[:200],
+            remedy=f"name an input as the model's forward does: dynamic={{{(inputs[0] if inputs else 'x')!r}: "
+            '{1: "length"}}',
         )
 
 

@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from multihead.attend.check import check_kinds
 from multihead.error import MultiheadError
 from multihead.layer.base import Attends, Options
 from multihead.layer.cache import AttentionCache, Full, Kind, Sliding
 from multihead.layer.call import Call, Where, check_inputs, check_visible
-from multihead.layer.check import check_counts
+from multihead.layer.check import key_widths
 from multihead.layer.group import HeadGroup, read_groups
 from multihead.layer.part import GroupPart, turned, zero_bias
 from multihead.layer.projection import FusedProjection, load_split, save_split
@@ -80,9 +81,8 @@ class MultiHeadAttention(Attends):
         backend: str = "auto",
     ) -> None:
         super().__init__(dropout=dropout, backend=backend)
-        widths = (kv_embed_dim, kv_embed_dim) if isinstance(kv_embed_dim, int) else kv_embed_dim
-        k_width, v_width = widths or (embed_dim, embed_dim)
-        check_counts({"embed_dim": embed_dim, "kv_embed_dim": min(k_width, v_width)})
+        k_width, v_width = key_widths(kv_embed_dim, embed_dim)
+        check_kinds({"bias": bias}, (bool,), "True or False")
         given = read_groups(heads, kv_heads, head_dim)
         self.groups = tuple(group.settled(embed_dim, alone=len(given) == 1) for group in given)
         sizes = [group.sizes for group in self.groups]

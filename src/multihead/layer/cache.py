@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
 
-from multihead.error import MultiheadError
-from multihead.layer.check import check_counts
+from multihead.attend.check import check_kinds
+from multihead.error import MultiheadError, kind_and_text
+from multihead.layer.check import check_counts, check_whole
 from multihead.layer.group import HeadGroup
 from multihead.layer.rows import Bytes, Plain, Rows
+from multihead.pattern.check import whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,8 @@ class Sliding:
     spare: int = 0
 
     def __post_init__(self) -> None:
-        check_counts({"window": self.window, "spare + 1": self.spare + 1})
+        check_counts({"window": self.window})
+        check_whole({"spare": self.spare})
 
     def rows(self) -> Rows:
         """Empty rows."""
@@ -73,12 +77,17 @@ class Int8:
 
     kind: Full | Static | Sliding = Full()
 
+    def __post_init__(self) -> None:
+        check_kinds({"kind": self.kind}, (Full, Static, Sliding), "Full(), Static(length) or Sliding(window)")
+
     def rows(self) -> Rows:
         """Empty rows."""
         return self.kind.rows()
 
 
 Kind = Full | Static | Sliding | Int8
+
+_KINDS = "Full(), Static(length), Sliding(window), or Int8(...) around one of them"
 
 
 class GroupCache:
@@ -128,9 +137,16 @@ class AttentionCache:
 
     def __init__(self, groups: Sequence[HeadGroup], *, batch: int, kinds: Sequence[Kind], fixed: bool = False) -> None:
         check_counts({"batch": batch})
+        for kind in kinds:
+            check_kinds({"kind": kind}, (Full, Static, Sliding, Int8), _KINDS)
         self.groups = tuple(GroupCache(kind) for kind in kinds)
         self.batch, self.fixed = batch, fixed
         self._heads = tuple(group.sizes for group in groups)
+        self._filled_by: ReferenceType[object] | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        # A copy goes on beside a copy of the module, or the module itself.
+        return {**vars(self), "_filled_by": None}
 
     @property
     def length(self) -> int:
@@ -151,6 +167,10 @@ class AttentionCache:
         Example:
             >>> cache.cut(cache.length - 3)  # doctest: +SKIP
         """
+        length = whole(length, asked="cut(length): how many of the first tokens stay, a whole number")
+        # All are asked before one is cut: a refusal leaves them alike.
+        for group in self.groups:
+            group.rows.check_cut(length)
         for group in self.groups:
             group.rows.cut(length)
 
@@ -163,7 +183,7 @@ class AttentionCache:
         Example:
             >>> cache.select([0, 0, 2])  # doctest: +SKIP
         """
-        rows = torch.as_tensor(index)
+        rows = _listed(index)
         if rows.ndim != 1 or rows.is_floating_point() or rows.dtype == torch.bool or rows.numel() == 0:
             raise MultiheadError(
                 asked="rows of the batch: at least one whole number",
@@ -178,7 +198,7 @@ class AttentionCache:
             )
         for group in self.groups:
             held = group.rows.parts
-            group.rows.select(rows.to(held[0].device) if held else rows)
+            group.rows.select(rows.long().to(held[0].device) if held else rows)
         self.batch = rows.numel()
 
     def check(self, groups: Sequence[HeadGroup], batch: int, count: int) -> None:
@@ -198,3 +218,35 @@ class AttentionCache:
             )
         for group in self.groups:
             group.rows.check_room(count)
+
+    def check_filled_by(self, module: object) -> None:
+        """Refuses a module of the same sizes that is not the one whose tokens these are, and remembers which it is."""
+        if torch.compiler.is_compiling():
+            return
+        filled_by = None if self._filled_by is None else self._filled_by()
+        if self.length and filled_by not in (None, module):
+            raise MultiheadError(
+                asked="a cache of this module",
+                arrived=f"a cache with {self.length} tokens of another {type(filled_by).__name__} of the same sizes",
+                remedy="give each layer its own: caches = [layer.attn.cache(batch=...) for layer in layers]; "
+                "cache.cut(0) empties one, and copy.deepcopy(cache) may go to another module",
+            )
+        self._filled_by = ref(module)
+
+
+def _listed(index: object) -> Tensor:
+    """Rows as a tensor; what is none is a tensor of no rows, which is refused in the same words."""
+    if isinstance(index, Tensor) and index.is_meta:
+        raise MultiheadError(
+            asked="rows of the batch: at least one whole number",
+            arrived="a tensor on meta, which holds no numbers",
+            remedy="pass the numbers",
+        )
+    try:
+        return torch.as_tensor(index)
+    except (TypeError, ValueError, RuntimeError) as fault:
+        raise MultiheadError(
+            asked="rows of the batch: at least one whole number",
+            arrived=kind_and_text(index),
+            remedy="pass a list or a tensor of numbers, such as [0, 0, 2]",
+        ) from fault

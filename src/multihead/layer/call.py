@@ -3,19 +3,23 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from multihead.attend.check import check_mask
+from multihead.attend.check import check_kinds, check_mask, check_offset
 from multihead.error import MultiheadError
 from multihead.layer.cache import AttentionCache
 from multihead.layer.group import HeadGroup
+from multihead.layer.projection import FusedProjection
 from multihead.pattern import Pattern
 from multihead.position import PositionBias
 
 Bias = Tensor | PositionBias
+
+_FIRST = ("qkv_proj", "q_proj", "q_down")
 
 
 @runtime_checkable
@@ -98,6 +102,10 @@ class Call:
         cache: AttentionCache | None,
     ) -> "Call":
         """The call, refused where its parts do not belong together; nothing is computed."""
+        check_arguments({"query": query}, {"key": key, "value": value}, mask)
+        check_kinds({"cache": cache}, (AttentionCache, NoneType), "attn.cache(batch=...), or None")
+        if q_offset is not None:
+            check_offset(q_offset)
         fixed = cache is not None and cache.fixed
         if key is None and value is not None:
             raise MultiheadError(
@@ -119,12 +127,38 @@ class Call:
         if cache is not None:
             _check_cache(module, cache, query, key, q_offset)
         start = 0 if cache is None or fixed else cache.length
-        return cls(query=query, key=key, value=value, mask=mask, bias=bias, q_offset=q_offset, cache=cache, start=start)
+        call = cls(query=query, key=key, value=value, mask=mask, bias=bias, q_offset=q_offset, cache=cache, start=start)
+        if cache is not None and call.grows:
+            cache.check_filled_by(module)
+            call.check_windows(module.groups)
+        return call
 
     @property
     def grows(self) -> bool:
         """Whether the call adds its keys to earlier ones."""
         return self.cache is not None and not self.cache.fixed
+
+    def check_windows(self, groups: Sequence[HeadGroup]) -> None:
+        """Refuses a mask under which queries would look at tokens that a sliding cache keeps no longer."""
+        assert self.cache is not None
+        for group, held in zip(groups, self.cache.groups, strict=True):
+            gone = held.rows.gone(self.query.shape[1])
+            if not gone:
+                continue
+            behind = [mask.reach[0] for mask in (group.mask, self.mask) if isinstance(mask, Pattern)]
+            left = min((bound for bound in behind if bound is not None), default=None)
+            if left is not None and self.start - left >= gone:
+                continue
+            if isinstance(self.mask, Tensor) and not _looks_at(self.mask, gone):
+                continue
+            told = "without limit" if left is None else f"by {left} tokens"
+            raise MultiheadError(
+                asked="a cache that keeps what the queries may look at",
+                arrived=f"{held.kind} with {'no mask' if self.mask is None else 'a mask'} that looks back {told}: for "
+                f"queries from position {self.start} the first {gone} tokens are not kept any more",
+                remedy="attend within what is kept, mask & sliding_window(window), or keep more: "
+                "attn.cache(batch=..., kind=" + ("Full())" if left is None else f"Sliding({left + 1}))"),
+            )
 
     def offset(self, first: int) -> int | None:
         """Position of the first query, where the first key a group gets, at `first`, has position 0."""
@@ -133,6 +167,7 @@ class Call:
     def q_positions(self, positions: Tensor | None) -> Tensor:
         """Where the queries stand, for what turns them: (q_len,) or (batch, q_len)."""
         batch, q_len = self.query.shape[:2]
+        check_kinds({"positions": positions}, (Tensor, NoneType), "a tensor of one position for each query, or None")
         if positions is None:
             first = self.start if self.grows else self.q_offset or 0
             return torch.arange(first, first + q_len, device=self.query.device)
@@ -227,8 +262,21 @@ def moved(pattern: Pattern | None, first: int) -> Pattern | None:
     return pattern if pattern is None or first == 0 else pattern.at(q_offset=first, k_offset=first)
 
 
+def check_arguments(needed: Mapping[str, object], optional: Mapping[str, object], mask: object) -> None:
+    """Refuses inputs that are no tensors, and a mask that is none."""
+    check_kinds(needed, (Tensor,), "a tensor (batch, length, width)")
+    check_kinds(optional, (Tensor, NoneType), "a tensor (batch, length, width), or None")
+    check_mask_kind(mask)
+
+
+def check_mask_kind(mask: object) -> None:
+    """Refuses what is no mask."""
+    check_kinds({"mask": mask}, (Pattern, Tensor, NoneType), "a pattern, a boolean tensor, or None")
+
+
 def check_inputs(module: Widths, given: Mapping[str, Tensor]) -> None:
-    """Refuses inputs of another width, batch or length than belong together."""
+    """Refuses inputs of another kind, width, batch, length, dtype or device than belong together."""
+    check_kinds(given, (Tensor,), "a tensor (batch, length, width)")
     widths = module.widths()
     for name, tensor in given.items():
         if tensor.ndim != 3 or tensor.shape[2] != widths[name]:
@@ -248,6 +296,7 @@ def check_inputs(module: Widths, given: Mapping[str, Tensor]) -> None:
             arrived=_told(given),
             remedy="pass inputs as (batch, length, width): `x.transpose(0, 1)` where the length comes first",
         )
+    _check_alike_weights(module, given)
 
 
 def check_visible(mask: Pattern | Tensor | None) -> None:
@@ -264,6 +313,40 @@ def check_visible(mask: Pattern | Tensor | None) -> None:
             UserWarning,
             stacklevel=3,
         )
+
+
+def _check_alike_weights(module: Widths, given: Mapping[str, Tensor]) -> None:
+    """Refuses inputs in another dtype or on another device than the weights, where no autocast and no hook mends it."""
+    first = next((found for name in _FIRST if (found := getattr(module, name, None)) is not None), None)
+    # Other kinds of linear maps, such as those of a quantised model, know themselves what they take.
+    if first is None or type(first) not in (nn.Linear, FusedProjection):
+        return
+    weight = first.weight
+    if all(tensor.dtype == weight.dtype and tensor.device == weight.device for tensor in given.values()):
+        return
+    if first._forward_pre_hooks or "forward" in vars(first):  # pyright: ignore[reportPrivateUsage]
+        return
+    for name, tensor in given.items():
+        if tensor.device == weight.device and (tensor.dtype == weight.dtype or _casts(tensor)):
+            continue
+        raise MultiheadError(
+            asked=f"inputs in the dtype and on the device of the weights, {weight.dtype} on {weight.device}",
+            arrived=f"{name} of {tensor.dtype} on {tensor.device}",
+            remedy=f"pass `{name}.to(weight)`, move the module, or call it under torch.autocast",
+        )
+
+
+def _casts(tensor: Tensor) -> bool:
+    kind = tensor.device.type
+    open_to = tensor.is_floating_point() and tensor.dtype != torch.float64 and torch.amp.is_autocast_available(kind)
+    return open_to and torch.is_autocast_enabled(kind)
+
+
+def _looks_at(mask: Tensor, gone: int) -> bool:
+    """Whether a boolean mask allows one of the first keys, or all alike."""
+    if mask.dtype != torch.bool or not mask.ndim or mask.is_meta or torch.compiler.is_compiling():
+        return False  # refused elsewhere, or its numbers are not known
+    return bool((mask if mask.shape[-1] == 1 else mask[..., :gone]).any())
 
 
 def _told(given: Mapping[str, Tensor]) -> str:

@@ -1,6 +1,9 @@
 """Sizes a module is built of, with the messages for those that do not fit."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import TypeGuard, cast
 
 from multihead.error import MultiheadError
 
@@ -16,12 +19,50 @@ def check_counts(sizes: Mapping[str, object]) -> None:
         )
 
 
-def check_dropout(dropout: float) -> None:
+def check_whole(sizes: Mapping[str, object]) -> None:
+    """Refuses what is no whole number of at least 0, by its name."""
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise MultiheadError(
+                asked=f"{name}: a whole number of at least 0",
+                arrived=f"{name}={size!r}"[:200],
+                remedy=f"pass a number such as {name}=2, of Python's own kind: `int({name})`",
+            )
+
+
+def check_dropout(dropout: object) -> None:
     """Refuses what is no share below 1."""
-    if not 0.0 <= dropout < 1.0:
+    if not is_number(dropout) or not 0.0 <= dropout < 1.0:
         raise MultiheadError(
-            asked="dropout: a share p with 0 <= p < 1", arrived=f"dropout={dropout}", remedy="for example dropout=0.1"
+            asked="dropout: a share p with 0 <= p < 1",
+            arrived=f"dropout={dropout}"[:200],
+            remedy="for example dropout=0.1",
         )
+
+
+def check_eps(what: str, eps: object) -> None:
+    """Refuses an eps that does not keep a division finite."""
+    if not is_number(eps) or not 0.0 < eps < math.inf:
+        raise MultiheadError(asked=f"{what} with eps above 0", arrived=f"eps={eps}"[:200], remedy="pass 1e-6")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is one number; a truth value is none."""
+    return isinstance(value, Real) and value is not True and value is not False
+
+
+def key_widths(given: object, embed_dim: int) -> tuple[int, int]:
+    """Widths of keys and values, of one number for both, of two, or of None for that of the queries."""
+    one = embed_dim if given is None else given
+    widths = cast(Sequence[int], given if isinstance(given, tuple | list) else (one, one))
+    if len(widths) != 2 or not all(_is_count(width) for width in (embed_dim, *widths)):
+        raise MultiheadError(
+            asked="sizes that are whole numbers of at least 1",
+            arrived=f"embed_dim={embed_dim!r}, kv_embed_dim={given!r}"[:200],
+            remedy="for example embed_dim=512, heads=8; kv_embed_dim is one width, or (width of keys, width of values)",
+        )
+    k_width, v_width = widths
+    return k_width, v_width
 
 
 def divided(embed_dim: int, heads: int) -> int:

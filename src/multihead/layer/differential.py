@@ -2,17 +2,19 @@
 
 import math
 from dataclasses import dataclass
+from types import NoneType
 from typing import cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from multihead.attend.check import check_kinds
 from multihead.error import MultiheadError
 from multihead.layer.base import Attends, Options
 from multihead.layer.cache import AttentionCache, Full, Kind
 from multihead.layer.call import Call, Where, check_visible
-from multihead.layer.check import check_counts, listed_divisors
+from multihead.layer.check import check_counts, check_eps, check_whole, is_number, listed_divisors
 from multihead.layer.group import HeadGroup, QKNorm
 from multihead.layer.kept import kept
 from multihead.layer.part import GroupPart, Norm, zero_bias
@@ -49,8 +51,9 @@ class LayerLambda:
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        check_counts({"depth + 1": self.depth + 1})
-        if not (0 <= self.initial < 1 and self.eps > 0):
+        check_whole({"depth": self.depth})
+        check_eps("LayerLambda", self.eps)
+        if not is_number(self.initial) or not 0 <= self.initial < 1:
             raise MultiheadError(
                 asked="LayerLambda with 0 <= start < 1 and eps above 0",
                 arrived=f"start={self.start}, eps={self.eps}",
@@ -130,6 +133,8 @@ class DifferentialAttention(Attends):
         backend: str = "auto",
     ) -> None:
         super().__init__(dropout=0.0, backend=backend)
+        check_kinds({"position": position}, (Rotary, NoneType), "Rotary(...) or None")
+        check_kinds({"lambdas": lambdas}, (LayerLambda, TokenLambda, NoneType), "LayerLambda(...) or TokenLambda(...)")
         self.lambdas = LayerLambda() if lambdas is None else lambdas
         paired = 2 if isinstance(self.lambdas, LayerLambda) else 1
         check_counts({"embed_dim": embed_dim, "heads": heads})

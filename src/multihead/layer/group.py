@@ -1,18 +1,21 @@
 """What a module's heads are: groups of equal heads, each with its own sizes, pattern, position and scoring."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from types import NoneType
 from typing import Literal, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
 from multihead.attend import Normaliser, Softmax
+from multihead.attend.check import check_kinds
 from multihead.error import MultiheadError
-from multihead.layer.check import check_counts, divided, listed_divisors
+from multihead.layer.check import check_counts, check_eps, divided, listed_divisors
 from multihead.pattern import Pattern
 from multihead.position import PositionBias, Rotary
 
 Position = Rotary | PositionBias
+POSITION = "Rotary(), ALiBi(...), RelativeTable(...) or AdaptiveSpan(...), or None"
 NormKind = Literal["rms", "layer", "l2"]
 NormWidth = Literal["head", "each", "all"]
 
@@ -46,8 +49,7 @@ class QKNorm:
     def __post_init__(self) -> None:
         _check_choice("QKNorm(kind=...)", self.kind, get_args(NormKind))
         _check_choice("QKNorm(over=...)", self.over, get_args(NormWidth))
-        if not self.eps > 0:
-            raise MultiheadError(asked="QKNorm with eps above 0", arrived=f"eps={self.eps}", remedy="pass 1e-6")
+        check_eps("QKNorm", self.eps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,9 @@ class Scoring:
     sinks: bool = False
 
     def __post_init__(self) -> None:
+        check_kinds({"norm": self.norm}, (QKNorm, NoneType), "QKNorm(...) or None")
+        # A tensor of sinks would be taken for a yes, and its numbers lost.
+        check_kinds({"sinks": self.sinks}, (bool,), "True for learned ones; given ones are Softmax(sinks=...)")
         if self.sinks and not (isinstance(self.normaliser, Softmax | None) and _sinkless(self.normaliser)):
             raise MultiheadError(
                 asked="Scoring(sinks=True): a learned logit in the denominator of a softmax",
@@ -98,6 +103,7 @@ class OutputGate:
 
     def __post_init__(self) -> None:
         _check_choice("OutputGate(per=...)", self.per, ("head", "channel"))
+        check_kinds({"bias": self.bias}, (bool,), "True or False")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,10 +143,12 @@ class HeadGroup:
     gate: OutputGate | None = None
 
     def __post_init__(self) -> None:
-        given = {"heads": self.heads, "head_dim": self.head_dim, "kv_heads": self.kv_heads}
-        check_counts(
-            {name: size for name, size in (given | {"v_head_dim": self.v_head_dim}).items() if size is not None}
-        )
+        sizes = {"head_dim": self.head_dim, "kv_heads": self.kv_heads, "v_head_dim": self.v_head_dim}
+        check_counts({"heads": self.heads} | {name: size for name, size in sizes.items() if size is not None})
+        check_kinds({"mask": self.mask}, (Pattern, NoneType), "a pattern, such as sliding_window(256), or None")
+        check_kinds({"position": self.position}, (Rotary, *get_args(PositionBias), NoneType), POSITION)
+        check_kinds({"scoring": self.scoring}, (Scoring,), "Scoring(...)")
+        check_kinds({"gate": self.gate}, (OutputGate, NoneType), "OutputGate(...) or None")
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise MultiheadError(
                 asked="kv_heads that divide heads evenly",
@@ -194,7 +202,8 @@ def read_groups(
     """The groups that a module was asked for."""
     if isinstance(heads, int):
         return [HeadGroup(heads, head_dim, kv_heads=kv_heads)]
-    given = [heads] if isinstance(heads, HeadGroup) else list(heads)
+    several = isinstance(heads, Iterable) and not isinstance(heads, Tensor)
+    given = [heads] if isinstance(heads, HeadGroup) else list(heads) if several else []
     if not given or not all(isinstance(group, HeadGroup) for group in given):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise MultiheadError(
             asked="heads: a number, a HeadGroup, or at least one HeadGroup in a list",

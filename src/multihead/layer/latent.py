@@ -1,17 +1,19 @@
 """Latent attention: keys and values of all heads made from one short vector a token, which is all that is cached."""
 
 from dataclasses import KW_ONLY, dataclass
+from types import NoneType
 from typing import Literal, cast, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from multihead.attend.check import check_kinds
 from multihead.error import MultiheadError
 from multihead.layer.base import Attends, Options
 from multihead.layer.cache import AttentionCache, Full, Kind
 from multihead.layer.call import Call, Where, check_visible
-from multihead.layer.check import check_counts
+from multihead.layer.check import check_counts, check_eps
 from multihead.layer.group import HeadGroup, QKNorm, Scoring
 from multihead.layer.kept import kept
 from multihead.layer.latent_cache import LatentCache, joined
@@ -58,8 +60,7 @@ class Latent:
     def __post_init__(self) -> None:
         sizes = {"kv_rank": self.kv_rank, "nope_dim": self.nope_dim, "rope_dim": self.rope_dim, "v_dim": self.v_dim}
         check_counts(sizes if self.q_rank is None else sizes | {"q_rank": self.q_rank})
-        if not self.eps > 0:
-            raise MultiheadError(asked="Latent with eps above 0", arrived=f"eps={self.eps}", remedy="pass 1e-6")
+        check_eps("Latent", self.eps)
         if self.form not in get_args(Form):
             raise MultiheadError(
                 asked=f"Latent(form=...): one of {', '.join(map(repr, get_args(Form)))}",
@@ -140,6 +141,9 @@ class LatentAttention(Attends):
     ) -> None:
         super().__init__(dropout=dropout, backend=backend)
         check_counts({"embed_dim": embed_dim, "heads": heads})
+        check_kinds({"latent": latent}, (Latent,), "Latent(kv_rank, nope_dim=..., rope_dim=..., v_dim=...)")
+        check_kinds({"position": position}, (Rotary, NoneType), "Rotary(...) or None")
+        check_kinds({"scoring": scoring}, (Scoring, NoneType), "Scoring(...) or None")
         scoring = Scoring() if scoring is None else scoring
         if scoring.norm is not None:
             raise MultiheadError(

@@ -1,7 +1,9 @@
 """Longformer's attention: a window for all tokens, and a few global ones with projections of their own."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from multihead.attend.check import check_mask
 from multihead.error import MultiheadError
 from multihead.layer.base import Attends
-from multihead.layer.call import check_inputs, check_visible
+from multihead.layer.call import check_inputs, check_mask_kind, check_visible
 from multihead.layer.check import check_counts, divided
 from multihead.layer.group import HeadGroup
 from multihead.layer.part import zero_bias
@@ -114,6 +116,7 @@ class LongformerAttention(Attends):
                 `multihead.attention` refuses.
         """
         check_inputs(self, {"query": query})
+        check_mask_kind(mask)
         check_visible(mask)
         tokens = GlobalTokens.read(global_tokens, query)
         mask = _checked(mask, self.heads, query)
@@ -170,9 +173,9 @@ class GlobalTokens:
         """Those that were asked for, of inputs (batch, length, width)."""
         batch, length = x.shape[:2]
         if not isinstance(given, Tensor):
-            listed = sorted(set(given))
+            listed = sorted(set(given)) if _are_whole(given) else [-1]
             if not all(0 <= place < length for place in listed):
-                raise _misfit(f"global_tokens={listed}"[:200], batch, length)
+                raise _misfit(f"global_tokens={given!r}"[:200], batch, length)
             places = torch.tensor(listed, dtype=torch.long, device=x.device)[None]
             flags = torch.zeros(1, length, dtype=torch.bool, device=x.device).index_fill(1, places[0], True)  # noqa: FBT003
             return cls(flags=flags, places=places, real=torch.ones_like(places, dtype=torch.bool))
@@ -215,6 +218,14 @@ class GlobalTokens:
         """Heads (batch, heads, length, head_dim) with those of the global rows (batch, heads, most, head_dim)."""
         index = self.places[:, None, :, None].expand_as(found)
         return heads.scatter(2, index, torch.where(self.real[:, None, :, None], found, heads.gather(2, index)))
+
+
+def _are_whole(given: object) -> bool:
+    return isinstance(given, Iterable) and all(_is_whole(place) for place in cast(Iterable[object], given))
+
+
+def _is_whole(place: object) -> bool:
+    return isinstance(place, Integral) and place is not True and place is not False
 
 
 def _checked(mask: Pattern | Tensor | None, heads: int, x: Tensor) -> Pattern | Tensor | None:

@@ -46,6 +46,7 @@ class Rows:
         """Add tokens, and get all that the new ones may look at, these included; `first` is the place of the first."""
         count = new[0].shape[2]
         self.check_room(count)
+        self._check_alike(new)
         if self._window is not None:
             self._drop(self._window - 1 + self._spare)
         if any(part.requires_grad for part in (*new, *self._parts)):
@@ -69,8 +70,14 @@ class Rows:
                 remedy="build it longer: attn.cache(batch=..., kind=Static(length)), or take Full() or Sliding(window)",
             )
 
-    def cut(self, length: int) -> None:
-        """Go back to the first `length` tokens."""
+    def gone(self, count: int) -> int:
+        """How many tokens are not kept any more once `count` more are added: what those cannot look at."""
+        if self._window is None:
+            return self.first
+        return max(self.first, self.length - (self._window - 1 + self._spare))
+
+    def check_cut(self, length: int) -> None:
+        """Refuses to go back to where the next token would not find what it needs, or forward."""
         least = 0 if self.first == 0 else self.first + (self._window or 1) - 1
         if not least <= length <= self.length:
             kept = f", of which {self._stop - self._start} are kept" if self.first else ""
@@ -80,11 +87,25 @@ class Rows:
                 remedy=f"cut to {least} to {self.length} tokens"
                 + (", or build it as Sliding(window, spare=...) with more to spare" if self.first else ""),
             )
+
+    def cut(self, length: int) -> None:
+        """Go back to the first `length` tokens."""
+        self.check_cut(length)
         self._stop -= self.length - length
 
     def select(self, index: Tensor) -> None:
         """Take batch rows, in this order; a row may be taken twice."""
         self._parts = [part.index_select(0, index) for part in self._parts]
+
+    def _check_alike(self, new: Sequence[Tensor]) -> None:
+        for part, added in zip(self._parts, new, strict=False):
+            if part.dtype != added.dtype or part.device != added.device:
+                raise MultiheadError(
+                    asked="more tokens for a cache, in its dtype and on its device",
+                    arrived=f"{added.dtype} on {added.device}, the {self.length} tokens in it are {part.dtype} on "
+                    f"{part.device}",
+                    remedy="keep one dtype, device and autocast from its first token to its last, or build a new cache",
+                )
 
     def _drop(self, most: int) -> None:
         beyond = max(self._stop - self._start - most, 0)
@@ -93,7 +114,7 @@ class Rows:
     def _make_room(self, count: int, new: Sequence[Tensor]) -> None:
         used = self._stop - self._start
         room = self._parts[0].shape[2] if self._parts else 0
-        if self._parts and self._stop + count <= room:
+        if self._parts and self._stop + count <= room and not _sealed(self._parts):
             return
         if self._limit is not None:
             room = self._limit
@@ -106,6 +127,13 @@ class Rows:
                 part[:, :, :used] = self._parts[place][:, :, self._start : self._stop]
             made.append(part)
         self._parts, self._start, self._stop = made, 0, used
+
+
+def _sealed(parts: Sequence[Tensor]) -> bool:
+    """Whether torch refuses to write here: memory from inference mode, out of which the caller has gone."""
+    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+        return False
+    return any(part.is_inference() for part in parts)
 
 
 class Plain:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from multihead.attend.check import check_kinds
 from multihead.error import MultiheadError
 from multihead.layer.group import HeadGroup, Scoring
 
@@ -15,6 +16,7 @@ def torch_weights(module: nn.MultiheadAttention) -> dict[str, Tensor]:
     Raises:
         MultiheadError: It was built with `add_bias_kv` or `add_zero_attn`: keys that no input has.
     """
+    check_kinds({"module": module}, (nn.MultiheadAttention,), "an nn.MultiheadAttention")
     extra = {"add_bias_kv=True": module.bias_k is not None, "add_zero_attn=True": module.add_zero_attn}
     found = [name for name, present in extra.items() if present]
     if found:

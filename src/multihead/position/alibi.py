@@ -8,6 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multihead.error import MultiheadError
+from multihead.position.check import check_tensor, is_whole_number
+
+_MOST_HEADS = 2**16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +35,7 @@ class ALiBi:
     slopes: Float[Tensor, " heads"]
 
     def __post_init__(self) -> None:
+        check_tensor("slopes", self.slopes, "ALiBi slopes: one floating number for each head, shape (heads,)")
         if self.slopes.ndim != 1 or not self.slopes.is_floating_point():
             raise MultiheadError(
                 asked="ALiBi slopes: one floating number for each head, shape (heads,)",
@@ -107,9 +111,11 @@ def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
         >>> alibi_slopes(4)
         tensor([0.2500, 0.0625, 0.0156, 0.0039])
     """
-    if heads < 1:
+    if not is_whole_number(heads) or not 1 <= heads <= _MOST_HEADS:
         raise MultiheadError(
-            asked="ALiBi slopes for at least one head", arrived=f"heads={heads}", remedy="pass heads >= 1"
+            asked=f"ALiBi slopes for at least one head, and for {_MOST_HEADS} at most",
+            arrived=f"heads={heads}"[:200],
+            remedy="pass heads >= 1, a whole number",
         )
     lower = 2 ** math.floor(math.log2(heads))
     own = [2.0 ** (-8.0 * (h + 1) / lower) for h in range(lower)]

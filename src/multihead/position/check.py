@@ -1,40 +1,58 @@
 """What is asked of the numbers and tensors of positions, with the messages for those that break it."""
 
 import math
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
 
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, kind_and_text
+
+
+def is_number(value: object) -> bool:
+    """Whether it is one number; a truth value is none, and a tensor."""
+    return isinstance(value, Real) and value is not True and value is not False
+
+
+def is_whole_number(value: object) -> bool:
+    """Whether it is one whole number, of Python or numpy."""
+    return isinstance(value, Integral | torch.SymInt) and value is not True and value is not False
+
+
+def check_tensor(name: str, value: object, asked: str) -> None:
+    """Refuses what is no tensor, by its name."""
+    if not isinstance(value, Tensor):
+        raise MultiheadError(asked=asked, arrived=f"{name}={kind_and_text(value)}", remedy="pass a floating tensor")
 
 
 def check_factor(kind: str, factor: float) -> None:
     """Refuses a stretch below 1."""
-    if not (math.isfinite(factor) and factor >= 1):
-        inverse = f", here {1 / factor:g}" if math.isfinite(factor) and factor > 0 else ""
+    number = is_number(factor) and math.isfinite(factor)
+    if not (number and factor >= 1):
+        inverse = f", here {1 / factor:g}" if number and factor > 0 else ""
         raise MultiheadError(
             asked=f"{kind} with a factor of at least 1: how many times longer than trained the text may be",
-            arrived=f"factor={factor}",
+            arrived=f"factor={factor}"[:200],
             remedy=f"pass a factor >= 1; where a scale of the frequencies is given, its inverse{inverse}",
         )
 
 
 def check_length(kind: str, length: int, *, least: int = 1) -> None:
     """Refuses a trained length that is too small."""
-    if length < least:
+    if not is_whole_number(length) or length < least:
         raise MultiheadError(
             asked=f"{kind} with the number of positions the model was trained on, at least {least}",
-            arrived=f"trained_length={length}",
+            arrived=f"trained_length={length}"[:200],
             remedy="pass the model's original_max_position_embeddings, for example 4096",
         )
 
 
 def check_order(kind: str, names: tuple[str, str], low: float, high: float) -> None:
     """Refuses two bounds of which the first is not below the second, or not above 0."""
-    if not 0 < low < high:
+    if not (is_number(low) and is_number(high) and 0 < low < high):
         raise MultiheadError(
             asked=f"{kind} with 0 < {names[0]} < {names[1]}",
-            arrived=f"{names[0]}={low}, {names[1]}={high}",
+            arrived=f"{names[0]}={low}, {names[1]}={high}"[:200],
             remedy=f"pass the smaller number as {names[0]}",
         )
 
@@ -47,8 +65,8 @@ def check_pairs(asked: str, dim: int, head_dim: int) -> int:
         dim: Rotated numbers.
         head_dim: All of them.
     """
-    if dim % 2 or not 0 < dim <= head_dim:
-        below = min(dim, head_dim)
+    if not is_whole_number(dim) or dim % 2 or not 0 < dim <= head_dim:
+        below = min(dim, head_dim) if is_whole_number(dim) else head_dim
         even = max(below - below % 2, 2)
         raise MultiheadError(
             asked=f"{asked}: an even number of rotated dimensions, from 2 to head_dim={head_dim}",

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multihead.error import MultiheadError
-from multihead.position.check import check_pairs, check_positions, check_turned
+from multihead.error import MultiheadError, kind_and_text
+from multihead.position.check import check_pairs, check_positions, check_turned, is_number, is_whole_number
 from multihead.position.config import Layout, read_config
 from multihead.position.scaling import Length, Scaling, plain_frequencies
 
@@ -122,15 +122,21 @@ class Rotary:
     scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
-        if not 1 < self.base < float("inf"):
+        if not (is_number(self.base) and 1 < self.base < float("inf")):
             raise MultiheadError(
                 asked="a rotary base above 1",
-                arrived=f"base={self.base}",
+                arrived=f"base={self.base}"[:200],
                 remedy="pass rope_theta, for example 10000.0",
             )
         check_layouts(self.layout)
         if self.dim is not None:
-            check_pairs("Rotary(dim=...)", self.dim, max(self.dim, 2))
+            check_pairs("Rotary(dim=...)", self.dim, max(self.dim, 2) if is_whole_number(self.dim) else 2)
+        if not isinstance(self.scaling, Scaling | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise MultiheadError(
+                asked="Rotary(scaling=...): NTK, DynamicNTK, Llama3, LongRoPE or YaRN, or None",
+                arrived=f"scaling={kind_and_text(self.scaling)}",
+                remedy="pass one of them, built: scaling=YaRN(4.0, 4096); Rotary.from_config reads a configuration",
+            )
 
     @classmethod
     def from_config(
