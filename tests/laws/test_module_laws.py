@@ -213,6 +213,8 @@ def test_gradients_are_those_of_differences(name, backend):
         assert kind(name) in ("softcap", "normaliser") or name == "position table"
 
 
+# The compiler looks at `.grad` of every tensor it meets, its own intermediate results among them.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_a_compiled_module_gives_the_same(monkeypatch):
     """Everything at once; other combinations are in the tests of the layer."""
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # the compiler would trace the checks of types
