@@ -12,7 +12,7 @@ from torch import Tensor
 from multihead.attend.choose import Explanation, choose, explain
 from multihead.attend.compiled import traced
 from multihead.attend.known import facts_of, recall, remember
-from multihead.attend.normaliser import Normaliser
+from multihead.attend.normaliser import Normaliser, Softmax
 from multihead.attend.problem import ALL, Index, PositionBias, Problem, make_problem
 from multihead.error import MultiheadError
 from multihead.pattern import Pattern
@@ -138,7 +138,7 @@ def attention(  # noqa: PLR0913 - the one public signature with every part of th
             backend=backend,
         )
         return torch.ops.multihead.attention(*call)
-    alone = bias is None and normaliser is None and type(dropout) in (float, int) and dropout == 0
+    alone = bias is None and _is_plain(normaliser) and type(dropout) in (float, int) and dropout == 0
     facts = facts_of(q, k, v, mask, scale, softcap, q_offset, backend) if alone else None
     ready = recall(facts)
     if ready is not None:
@@ -270,6 +270,10 @@ def explain_backend(  # noqa: PLR0913 - the signature of `attention`
         q_offset=q_offset,
     )
     return explain(make(), backend)
+
+
+def _is_plain(normaliser: Normaliser | None) -> bool:
+    return normaliser is None or (type(normaliser) is Softmax and normaliser.plain)
 
 
 def _run(make: Callable[[], Problem], backend: str) -> Attended:
