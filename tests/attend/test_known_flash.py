@@ -110,6 +110,18 @@ def test_second_derivatives_are_refused_by_a_call_that_is_known(order):
             torch.autograd.grad(grad.sum(), inputs[0], retain_graph=True)
 
 
+def test_batches_of_gradients_are_those_of_one_after_the_other():
+    inputs = leaves(qkv(kv_len=6, dtype=torch.float64), "by head")
+    pulls = torch.randn(3, 2, 4, 6, 8, dtype=torch.float64)
+    for _ in range(2):
+        out = attention(*inputs, mask=causal())
+        many = torch.autograd.grad(out, inputs, pulls, is_grads_batched=True, retain_graph=True)
+        for place, pull in enumerate(pulls):
+            single = torch.autograd.grad(out, inputs, pull, retain_graph=True)
+            for mine, want in zip(many, single, strict=True):
+                torch.testing.assert_close(mine[place], want, rtol=1e-12, atol=1e-12)
+
+
 def test_transforms_of_functions_are_refused_after_a_call_that_is_known():
     q, k, v = leaves(qkv(kv_len=6), "by head")
     attention(q, k, v)

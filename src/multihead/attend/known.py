@@ -51,8 +51,8 @@ def recall(facts: Hashable | None) -> Ready | None:
     return None if facts is None else _KNOWN.get(facts)
 
 
-def remember(facts: Hashable | None, problem: Problem, backend: str) -> None:
-    """Remembers a call for `recall`.
+def remember(facts: Hashable, problem: Problem, backend: str) -> Ready | None:
+    """Remembers a call for `recall`, and gives it; None where nothing of it can be remembered.
 
     Args:
         facts: What `facts_of` gave.
@@ -60,12 +60,13 @@ def remember(facts: Hashable | None, problem: Problem, backend: str) -> None:
         backend: The name of what runs it.
     """
     prepare = _PREPARES.get(backend)
-    prepared = None if facts is None or prepare is None else prepare(problem)
+    prepared = None if prepare is None else prepare(problem)
     if prepared is None:
-        return
+        return None
     if len(_KNOWN) >= _MOST:
         forget()
     _KNOWN[facts] = prepared
+    return prepared
 
 
 def forget() -> None:
