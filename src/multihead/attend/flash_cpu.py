@@ -6,7 +6,7 @@ the whole of it never exists, and empty rows get -inf.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +33,65 @@ def run(problem: Problem) -> tuple[Tensor, Tensor]:
     if not torch.is_grad_enabled():
         return _attend(problem)
     return _Flash.apply(problem, problem.q, problem.k, problem.v, _softmax(problem).sinks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prepared:
+    """A call of the kernel itself, whose derivative is torch's own, known but for q, k and v.
+
+    That is what `run` does where only q, k and v are trained and nobody asks for the log-sum-exp, without a function of
+    autograd in Python, which takes longer than a small kernel.
+
+    Args:
+        causal: The kernel's flag.
+        scale: Factor of the products.
+        steps: Strides of the gradients of q, k and v.
+    """
+
+    causal: bool
+    scale: float
+    steps: tuple[tuple[int, ...], ...]
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
+        """The output of `run` for other tensors of the same facts.
+
+        Args:
+            q: Queries.
+            k: Keys.
+            v: Values.
+        """
+        out, _ = _KERNEL(q, k, v, 0.0, self.causal, attn_mask=None, scale=self.scale)
+        if out.grad_fn is not None:
+            out.grad_fn.register_hook(self._finish)
+        return out
+
+    def _finish(self, grads: tuple[Tensor | None, ...], _: object) -> tuple[Tensor | None, ...] | None:
+        """The gradients as those of `run` lie, and guarded like them; None leaves them as they are."""
+        # In the order of q, k and v; the kernel may have one more, of a mask, which there is not.
+        pairs = list(zip(grads, self.steps, strict=False))
+        if not torch.is_grad_enabled() and all(grad is None or grad.stride() == steps for grad, steps in pairs):
+            return None
+        laid = [grad if grad is None or grad.stride() == steps else _strided(grad, steps) for grad, steps in pairs]
+        guarded = iter(last([grad for grad in laid if grad is not None], []))
+        return *(None if grad is None else next(guarded) for grad in laid), *grads[len(pairs) :]
+
+
+def prepare(problem: Problem) -> Prepared | None:
+    """A problem ready to be run again for other q, k and v of the same sizes and strides.
+
+    Args:
+        problem: One that it can run.
+
+    Returns:
+        None where more has to be done than to call the kernel once, with what is given.
+    """
+    alone = problem.bias is None and _softmax(problem).plain and (problem.mask is None or flagged(problem))
+    folds = problem.group > 1 and problem.q_len == 1 and not flagged(problem)
+    gaps = any(x.stride(-1) != 1 for x in (problem.q, problem.k, problem.v))
+    if not alone or folds or gaps or problem.head_dim != problem.v_head_dim:
+        return None
+    steps = tuple(torch.empty_like(x).stride() for x in (problem.q, problem.k, problem.v))
+    return Prepared(causal=flagged(problem), scale=problem.scale, steps=steps)
 
 
 def flagged(problem: Problem) -> bool:
@@ -222,6 +281,11 @@ def _laid_out(grad: Tensor, like: Tensor) -> Tensor:
         return grad
     laid = torch.empty_like(like, dtype=grad.dtype)
     return grad if grad.stride() == laid.stride() else laid.copy_(grad)
+
+
+def _strided(grad: Tensor, steps: tuple[int, ...]) -> Tensor:
+    """A copy with these strides."""
+    return grad.new_empty_strided(grad.shape, steps).copy_(grad)
 
 
 def _pull_sinks(problem: Problem, flow: _Flow) -> Tensor:

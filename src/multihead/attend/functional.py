@@ -1,6 +1,6 @@
 """The public functions: attention, attention with its log-sum-exp and weights, and which backend runs it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -12,7 +12,7 @@ from torch import Tensor
 from multihead.attend.choose import Explanation, choose, explain
 from multihead.attend.compiled import traced
 from multihead.attend.known import facts_of, recall, remember
-from multihead.attend.normaliser import Normaliser
+from multihead.attend.normaliser import Normaliser, Softmax
 from multihead.attend.problem import ALL, Index, PositionBias, Problem, make_problem
 from multihead.error import MultiheadError
 from multihead.pattern import Pattern
@@ -138,7 +138,7 @@ def attention(  # noqa: PLR0913 - the one public signature with every part of th
             backend=backend,
         )
         return torch.ops.multihead.attention(*call)
-    alone = bias is None and normaliser is None and type(dropout) in (float, int) and dropout == 0
+    alone = bias is None and _is_plain(normaliser) and type(dropout) in (float, int) and dropout == 0
     facts = facts_of(q, k, v, mask, scale, softcap, q_offset, backend) if alone else None
     ready = recall(facts)
     if ready is not None:
@@ -156,9 +156,7 @@ def attention(  # noqa: PLR0913 - the one public signature with every part of th
         dropout=dropout,
         q_offset=q_offset,
     )
-    attended = _runner()(make, backend)
-    remember(facts, attended.problem, attended.backend)
-    return attended.out
+    return _runner()(make, backend).out if facts is None else _run_and_remember(facts, make, backend)
 
 
 def attention_lse(  # noqa: PLR0913 - the signature of `attention`
@@ -272,11 +270,23 @@ def explain_backend(  # noqa: PLR0913 - the signature of `attention`
     return explain(make(), backend)
 
 
+def _is_plain(normaliser: Normaliser | None) -> bool:
+    return normaliser is None or (type(normaliser) is Softmax and normaliser.plain)
+
+
 def _run(make: Callable[[], Problem], backend: str) -> Attended:
     problem = make()
     chosen = choose(problem, backend)
     out, lse = chosen.run(problem)
     return Attended(out=out, lse=lse, backend=chosen.NAME, problem=problem)
+
+
+def _run_and_remember(facts: Hashable, make: Callable[[], Problem], backend: str) -> Tensor:
+    """The output, by what is remembered of the call where something is: the next one then does the very same."""
+    problem = make()
+    chosen = choose(problem, backend)
+    ready = remember(facts, problem, chosen.NAME)
+    return chosen.run(problem)[0] if ready is None else ready.run(problem.q, problem.k, problem.v)
 
 
 def _runner() -> Run:

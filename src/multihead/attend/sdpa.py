@@ -56,6 +56,11 @@ def how(problem: Problem) -> str:
     return fused_cuda.how(problem) if problem.q.device.type == "cuda" else flash_cpu.how(problem)
 
 
+def prepare(problem: Problem) -> flash_cpu.Prepared | None:
+    """A problem ready to be run again for other q, k and v of the same facts; None where it has to be made anew."""
+    return flash_cpu.prepare(problem) if problem.q.is_cpu else None
+
+
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Output (batch, heads, q_len, v_head_dim) and log-sum-exp (batch, heads, q_len)."""
     return fused_cuda.run(problem) if problem.q.device.type == "cuda" else flash_cpu.run(problem)

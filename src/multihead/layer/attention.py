@@ -21,6 +21,8 @@ from multihead.layer.torch_exchange import check_plain, torch_module, torch_weig
 from multihead.pattern import Pattern
 from multihead.position import PositionBias
 
+Projected = tuple[Tensor, Tensor | None, Tensor | None]
+
 
 class MultiHeadAttention(Attends):
     """`MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W_O`, `head_i = Attention(Q W_Q_i, K W_K_i, V W_V_i)`.
@@ -282,24 +284,20 @@ class MultiHeadAttention(Attends):
     def _parts(self) -> list[GroupPart]:
         return cast(list[GroupPart], list(self.parts))
 
+    @property
+    def _fused(self) -> FusedProjection | None:
+        """The one projection, where there is one; asked of a module that has none, `getattr` takes long to say so."""
+        return cast(FusedProjection | None, self._modules.get("qkv_proj"))
+
     def _heads(self, call: Call, positions: Tensor | None) -> Tensor:
         """The heads of all groups, joined: (batch, q_len, sum of heads * v_head_dim). New keys go into the cache."""
         joined: list[Tensor] = []
-        q_pos = call.q_positions(positions)
-        for place, (part, (q, k, v)) in enumerate(zip(self._parts, self._projected(call), strict=True)):
-            q, late = part.normed(q, part.q_norm), part.turns_late
-            rotation = None if late else part.rotation(q_pos, q)
-            if k is not None:
-                k, k_pos = part.normed(k, part.k_norm), call.k_positions(q_pos)
-                # Angles are made once where queries and keys stand alike.
-                k = k if late else turned(k, rotation if k_pos is q_pos else part.rotation(k_pos, k))
-            k, v, first = call.kept(place, k, v, q.dtype)
-            if late:
-                length = call.seen(k.shape[2] + first, positions)
-                rotation = part.rotation(q_pos, q, length=length)
-                k_pos = call.late_positions(first, k.shape[2], q_pos)
-                k = turned(k, part.rotation(k_pos, k, length=length))
-            q = turned(q, rotation)
+        parts = self._parts
+        # Made where something turns, and checked where they are given.
+        turn = positions is not None or any(part.turns for part in parts)
+        q_pos = call.q_positions(positions) if turn else None
+        for place, (part, qkv) in enumerate(zip(parts, self._projected(call), strict=True)):
+            q, k, v, first = _placed(call, (place, part), qkv, q_pos, positions)
             where = Where(place=place, groups=self.groups, kv_len=k.shape[2], first=first)
             scoring = part.group.scoring
             options: Options = {
@@ -314,10 +312,11 @@ class MultiHeadAttention(Attends):
             joined.append(part.gated(call.query, heads.transpose(1, 2)).flatten(2))
         return joined[0] if len(joined) == 1 else torch.cat(joined, -1)
 
-    def _projected(self, call: Call) -> list[tuple[Tensor, Tensor | None, Tensor | None]]:
+    def _projected(self, call: Call) -> list[Projected]:
         """Queries, keys and values of each group, (batch, heads, length, width); no keys where the cache has them."""
         query, key, value = call.query, call.key, call.value
-        if isinstance(fused := getattr(self, "qkv_proj", None), FusedProjection) and key is query and value is query:
+        fused = self._fused
+        if fused is not None and key is query and value is query:
             q, k, v = fused(query)
             pairs = zip(self._split(k, 1, 2), self._split(v, 1, 3), strict=True)
         else:
@@ -332,22 +331,64 @@ class MultiHeadAttention(Attends):
 
     def widths(self) -> dict[str, int]:
         """Input widths of query, key and value."""
-        fused = getattr(self, "qkv_proj", None)
-        linears = [fused] * 3 if isinstance(fused, FusedProjection) else [self.q_proj, self.k_proj, self.v_proj]
-        return {name: each.in_features for name, each in zip(("query", "key", "value"), linears, strict=True)}
+        if (fused := self._fused) is not None:
+            return dict.fromkeys(("query", "key", "value"), fused.in_features)
+        return {
+            "query": self.q_proj.in_features,
+            "key": self.k_proj.in_features,
+            "value": self.v_proj.in_features,
+        }
 
     def project(self, name: str, x: Tensor) -> Tensor:
         """`q_proj`, `k_proj` or `v_proj` of an input (batch, length, width), whether the three are fused or not."""
-        fused = getattr(self, "qkv_proj", None)
-        return fused.part(name, x) if isinstance(fused, FusedProjection) else getattr(self, name)(x)
+        fused = self._fused
+        return getattr(self, name)(x) if fused is None else fused.part(name, x)
 
     def _split(self, joined: Tensor, heads: int, width: int) -> list[Tensor]:
         """(batch, length, all heads' numbers) as (batch, heads, length, width) for each group, views."""
         if len(self.groups) == 1:
-            return [joined.unflatten(2, (self.groups[0].sizes[heads], -1)).transpose(1, 2)]
+            sizes = self.groups[0].sizes
+            return [joined.view(*joined.shape[:2], sizes[heads], sizes[width]).transpose(1, 2)]
         shapes = [(group.sizes[heads], group.sizes[width]) for group in self.groups]
         parts = joined.split([count * size for count, size in shapes], 2)
         return [part.unflatten(2, shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _placed(
+    call: Call,
+    placed: tuple[int, GroupPart],
+    qkv: Projected,
+    q_pos: Tensor | None,
+    positions: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Queries, keys and values of a group as they stand: normalised, turned, with those of the cache.
+
+    Args:
+        call: The call; new keys go into its cache.
+        placed: The group's number, and what it learns.
+        qkv: Projected (batch, heads, length, width).
+        q_pos: Where the queries stand; None where nothing turns.
+        positions: The same as `forward` got it.
+
+    Returns:
+        Queries, keys and values, and the position of the first key.
+    """
+    (place, part), (q, k, v) = placed, qkv
+    q, k = part.normed(q, part.q_norm), k if k is None else part.normed(k, part.k_norm)
+    if q_pos is None or not part.turns:
+        return q, *call.kept(place, k, v, q.dtype)
+    if part.turns_late:
+        k, v, first = call.kept(place, k, v, q.dtype)
+        length = call.seen(k.shape[2] + first, positions)
+        k_pos = call.late_positions(first, k.shape[2], q_pos)
+        k = turned(k, part.rotation(k_pos, k, length=length))
+        return turned(q, part.rotation(q_pos, q, length=length)), k, v, first
+    rotation = part.rotation(q_pos, q)
+    if k is not None:
+        k_pos = call.k_positions(q_pos)
+        # Angles are made once where queries and keys stand alike.
+        k = turned(k, rotation if k_pos is q_pos else part.rotation(k_pos, k))
+    return turned(q, rotation), *call.kept(place, k, v, q.dtype)
 
 
 def _needed(group: HeadGroup) -> Kind:

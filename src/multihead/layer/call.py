@@ -286,10 +286,12 @@ def check_inputs(module: Widths, given: Mapping[str, Tensor]) -> None:
                 remedy="pass inputs of this shape, batch first: `x[None]` for one sequence; the widths are set by "
                 "embed_dim and kv_embed_dim",
             )
-    tensors = list(given.values())
-    # Compared, not put into sets: in a graph sizes may be symbols, which that would fix.
-    batches = all(tensor.shape[0] == tensors[0].shape[0] for tensor in tensors)
+    first, *others = given.values()
     key, value = given.get("key"), given.get("value")
+    if all(tensor is first for tensor in others):
+        return
+    # Compared, not put into sets: in a graph sizes may be symbols, which that would fix.
+    batches = all(tensor.shape[0] == first.shape[0] for tensor in others)
     if not batches or (key is not None and value is not None and key.shape[1] != value.shape[1]):
         raise MultiheadError(
             asked="one batch size for query, key and value, and one length for key and value",

@@ -10,6 +10,8 @@ from multihead.attend import Normaliser, Softmax
 from multihead.layer.group import HeadGroup, QKNorm, learned
 from multihead.position import PositionBias, Rotary, Rotation
 
+_SOFTMAX = Softmax()
+
 
 class Norm(nn.Module):
     """The norm of queries or of keys; see `QKNorm`.
@@ -104,6 +106,11 @@ class GroupPart(nn.Module):
         return position.rotation(positions, like.shape[-1], length=length, dtype=dtype)
 
     @property
+    def turns(self) -> bool:
+        """Whether queries and keys are turned by where they stand."""
+        return isinstance(self.group.position, Rotary)
+
+    @property
     def turns_late(self) -> bool:
         """Whether keys are turned anew at every call: by how much depends on how long the text has become."""
         return isinstance(self.group.position, Rotary) and self.group.position.depends_on_length
@@ -113,7 +120,7 @@ class GroupPart(nn.Module):
         """The normaliser with what is learned of it."""
         given = self.group.scoring.normaliser
         if self.sinks is None:
-            return Softmax() if given is None else given
+            return _SOFTMAX if given is None else given
         return Softmax(sinks=self.sinks, off_by_one=isinstance(given, Softmax) and given.off_by_one)
 
     @property
