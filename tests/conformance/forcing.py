@@ -19,7 +19,7 @@ _CHOOSE = sys.modules["multihead.attend.choose"]  # the room has a function of t
 
 @contextmanager
 def only(backend):
-    """Within it "auto" is this backend or none, whatever was measured to be faster or is remembered of such calls."""
+    """Within it "auto" is this backend's `run` or nothing, whatever was measured to be faster or is remembered."""
     if backend == "auto":
         yield None
         return
@@ -28,6 +28,7 @@ def only(backend):
         mock.patch.object(_CHOOSE, "AUTOMATIC", (chosen,)),
         mock.patch.object(_CHOOSE, "_behind", _no_other),
         mock.patch.dict(known._KNOWN, clear=True),
+        mock.patch.dict(known._PREPARES, clear=True),
         mock.patch.object(chosen, "run", wraps=chosen.run) as ran,
     ):
         yield ran
