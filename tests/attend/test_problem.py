@@ -308,6 +308,7 @@ def test_messages_of_normalisers():
     for wrong in (torch.zeros(2, 2), torch.zeros(2, dtype=torch.long)):
         softmax = object.__new__(Softmax)
         object.__setattr__(softmax, "sinks", wrong)
+        object.__setattr__(softmax, "off_by_one", False)
         with pytest.raises(MultiheadError, match=r"shape \(heads,\)\n  got: shape .*\n  fix: pass a floating tensor"):
             softmax.__post_init__()
     with pytest.raises(MultiheadError, match=r"finite bias of Sigmoid\n  got: bias=inf\n  fix: pass a number"):

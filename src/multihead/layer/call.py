@@ -141,6 +141,8 @@ class Call:
     def check_windows(self, groups: Sequence[HeadGroup]) -> None:
         """Refuses a mask under which queries would look at tokens that a sliding cache keeps no longer."""
         assert self.cache is not None
+        if not self.query.shape[1]:
+            return
         for group, held in zip(groups, self.cache.groups, strict=True):
             gone = held.rows.gone(self.query.shape[1])
             if not gone:
@@ -286,6 +288,7 @@ def check_inputs(module: Widths, given: Mapping[str, Tensor]) -> None:
                 remedy="pass inputs of this shape, batch first: `x[None]` for one sequence; the widths are set by "
                 "embed_dim and kv_embed_dim",
             )
+    _check_alike_weights(module, given)
     first, *others = given.values()
     key, value = given.get("key"), given.get("value")
     if all(tensor is first for tensor in others):
@@ -298,7 +301,6 @@ def check_inputs(module: Widths, given: Mapping[str, Tensor]) -> None:
             arrived=_told(given),
             remedy="pass inputs as (batch, length, width): `x.transpose(0, 1)` where the length comes first",
         )
-    _check_alike_weights(module, given)
 
 
 def check_visible(mask: Pattern | Tensor | None) -> None:
