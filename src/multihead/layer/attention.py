@@ -16,12 +16,11 @@ from multihead.layer.call import Call, Where, check_inputs, check_visible
 from multihead.layer.check import key_widths
 from multihead.layer.group import HeadGroup, read_groups
 from multihead.layer.part import GroupPart, turned, zero_bias
+from multihead.layer.placing import Projected, placed
 from multihead.layer.projection import FusedProjection, load_split, save_split
 from multihead.layer.torch_exchange import check_plain, torch_module, torch_weights
 from multihead.pattern import Pattern
 from multihead.position import PositionBias
-
-Projected = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 class MultiHeadAttention(Attends):
@@ -292,12 +291,8 @@ class MultiHeadAttention(Attends):
     def _heads(self, call: Call, positions: Tensor | None) -> Tensor:
         """The heads of all groups, joined: (batch, q_len, sum of heads * v_head_dim). New keys go into the cache."""
         joined: list[Tensor] = []
-        parts = self._parts
-        # Made where something turns, and checked where they are given.
-        turn = positions is not None or any(part.turns for part in parts)
-        q_pos = call.q_positions(positions) if turn else None
-        for place, (part, qkv) in enumerate(zip(parts, self._projected(call), strict=True)):
-            q, k, v, first = _placed(call, (place, part), qkv, q_pos, positions)
+        for place, (part, qkv) in enumerate(zip(self._parts, self._projected(call), strict=True)):
+            q, k, v, first = placed(call, (place, part), qkv, positions)
             where = Where(place=place, groups=self.groups, kv_len=k.shape[2], first=first)
             scoring = part.group.scoring
             options: Options = {
@@ -352,43 +347,6 @@ class MultiHeadAttention(Attends):
         shapes = [(group.sizes[heads], group.sizes[width]) for group in self.groups]
         parts = joined.split([count * size for count, size in shapes], 2)
         return [part.unflatten(2, shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
-
-
-def _placed(
-    call: Call,
-    placed: tuple[int, GroupPart],
-    qkv: Projected,
-    q_pos: Tensor | None,
-    positions: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Queries, keys and values of a group as they stand: normalised, turned, with those of the cache.
-
-    Args:
-        call: The call; new keys go into its cache.
-        placed: The group's number, and what it learns.
-        qkv: Projected (batch, heads, length, width).
-        q_pos: Where the queries stand; None where nothing turns.
-        positions: The same as `forward` got it.
-
-    Returns:
-        Queries, keys and values, and the position of the first key.
-    """
-    (place, part), (q, k, v) = placed, qkv
-    q, k = part.normed(q, part.q_norm), k if k is None else part.normed(k, part.k_norm)
-    if q_pos is None or not part.turns:
-        return q, *call.kept(place, k, v, q.dtype)
-    if part.turns_late:
-        k, v, first = call.kept(place, k, v, q.dtype)
-        length = call.seen(k.shape[2] + first, positions)
-        k_pos = call.late_positions(first, k.shape[2], q_pos)
-        k = turned(k, part.rotation(k_pos, k, length=length))
-        return turned(q, part.rotation(q_pos, q, length=length)), k, v, first
-    rotation = part.rotation(q_pos, q)
-    if k is not None:
-        k_pos = call.k_positions(q_pos)
-        # Angles are made once where queries and keys stand alike.
-        k = turned(k, rotation if k_pos is q_pos else part.rotation(k_pos, k))
-    return turned(q, rotation), *call.kept(place, k, v, q.dtype)
 
 
 def _needed(group: HeadGroup) -> Kind:

@@ -255,7 +255,7 @@ class DifferentialAttention(Attends):
         v = self._split(self.v_proj(call.value), self.groups[0].sizes[3])
         if one_lambda:
             q, k = (torch.cat([x[:, ::2], x[:, 1::2]], 1) for x in (q, k))
-        q, k, v, first = placed(call, self.part, (q, k, v), positions)
+        q, k, v, first = placed(call, (0, self.part), (q, k, v), positions)
         where = Where(place=0, groups=self.groups, kv_len=k.shape[2], first=first)
         options: Options = {
             "mask": call.mask_of(where),

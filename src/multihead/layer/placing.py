@@ -5,26 +5,35 @@ from torch import Tensor
 from multihead.layer.call import Call
 from multihead.layer.part import GroupPart, turned
 
+# Queries, keys and values of a group, (batch, heads, length, width); no keys where a cache has them all.
+Projected = tuple[Tensor, Tensor | None, Tensor | None]
+
 
 def placed(
-    call: Call, part: GroupPart, qkv: tuple[Tensor, Tensor, Tensor], positions: Tensor | None
+    call: Call, group: tuple[int, GroupPart], qkv: Projected, positions: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Queries, and keys and values to attend to, of the only group of a module; the position of the first key.
+    """Queries of a group, keys and values they attend to, and the position of the first key.
 
     Args:
         call: The call; new keys go into its cache.
-        part: What the group learns, with its position.
-        qkv: Projected (batch, heads, length, width).
-        positions: Where the tokens stand, as `forward` got it.
+        group: The group's number, and what it learns.
+        qkv: Projected.
+        positions: Where the tokens stand, as `forward` got it; checked also where nothing turns.
     """
-    q, k, v = part.normed(qkv[0], part.q_norm), part.normed(qkv[1], part.k_norm), qkv[2]
+    (place, part), (q, k, v) = group, qkv
+    q, k = part.normed(q, part.q_norm), k if k is None else part.normed(k, part.k_norm)
+    if positions is None and not part.turns:
+        return q, *call.kept(place, k, v, q.dtype)
     q_pos = call.q_positions(positions)
-    if not part.turns_late:
-        rotation, k_pos = part.rotation(q_pos, q), call.k_positions(q_pos)
+    if part.turns_late:
+        k, v, first = call.kept(place, k, v, q.dtype)
+        length = call.seen(k.shape[2] + first, positions)
+        k_pos = call.late_positions(first, k.shape[2], q_pos)
+        k = turned(k, part.rotation(k_pos, k, length=length))
+        return turned(q, part.rotation(q_pos, q, length=length)), k, v, first
+    rotation = part.rotation(q_pos, q)
+    if k is not None:
+        k_pos = call.k_positions(q_pos)
+        # Angles are made once where queries and keys stand alike.
         k = turned(k, rotation if k_pos is q_pos else part.rotation(k_pos, k))
-        return turned(q, rotation), *call.kept(0, k, v, q.dtype)
-    k, v, first = call.kept(0, k, v, q.dtype)
-    length = call.seen(k.shape[2] + first, positions)
-    k_pos = call.late_positions(first, k.shape[2], q_pos)
-    q = turned(q, part.rotation(q_pos, q, length=length))
-    return q, turned(k, part.rotation(k_pos, k, length=length)), v, first
+    return turned(q, rotation), *call.kept(place, k, v, q.dtype)

@@ -184,7 +184,7 @@ class TalkingHeadsAttention(Attends):
             project(x).unflatten(2, (count, -1)).transpose(1, 2)
             for (project, x), count in zip(each, counts, strict=True)
         )
-        q, k, v, first = placed(call, part, (q, k, v), positions)
+        q, k, v, first = placed(call, (0, part), (q, k, v), positions)
         where = Where(place=0, groups=self.groups, kv_len=k.shape[2], first=first)
         scoring = part.group.scoring
         options: Options = {
