@@ -7,8 +7,7 @@ import torch
 
 from attend.oracle import near, qkv
 from multihead.attend import Entmax, Sigmoid, Softmax, define, make_problem
-from multihead.attend.check import check_kinds
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, check_kinds
 from multihead.pattern import causal, document, everything, padding, per_head, sliding_window
 from multihead.position import ALiBi, RelativeTable, alibi_slopes
 

@@ -2,13 +2,13 @@
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from numbers import Real
 
 import torch
 from torch import Tensor
 
-from multihead.error import MultiheadError, kind_and_text
+from multihead.error import MultiheadError, check_kinds, kind_and_text
 from multihead.pattern.check import LIMIT
 
 Shape = tuple[int, int, int, int]
@@ -38,19 +38,6 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     alike = shapes[1][:3] == shapes[2][:3] and batch == shapes[1][0] and head_dim == shapes[1][3]
     if not alike or heads % max(kv_heads, 1) or kv_heads == 0:
         _check_sizes(q, k, v)
-
-
-def check_kinds(given: Mapping[str, object], kinds: tuple[type, ...], wanted: str) -> None:
-    """Refuses an argument of another type, by its name."""
-    for name, value in given.items():
-        if not isinstance(value, kinds):
-            raise MultiheadError(
-                asked=f"{name} as {wanted}",
-                arrived=f"{name}={value!r} ({type(value).__name__})"[:200],
-                remedy="a mask in words is read by parse_pattern('causal & sliding_window(256)')"
-                if name == "mask"
-                else f"pass {wanted}",
-            )
 
 
 def _check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:

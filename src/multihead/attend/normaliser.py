@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multihead.attend.check import check_kinds
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, check_kinds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

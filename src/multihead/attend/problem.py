@@ -9,6 +9,7 @@ from torch import Tensor
 
 from multihead.attend import check
 from multihead.attend.normaliser import Entmax, Normaliser, Sigmoid, Softmax
+from multihead.error import check_kinds
 from multihead.pattern import Pattern, Tile
 from multihead.position import PositionBias
 
@@ -332,7 +333,7 @@ def _checked_mask(mask: Pattern | Tensor | None, q: Tensor, k: Tensor) -> Patter
     if isinstance(mask, Tensor):
         return check.check_mask(mask, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]), q.device)
     if mask is not None:
-        check.check_kinds({"mask": mask}, (Pattern,), "a pattern or a boolean tensor")
+        check_kinds({"mask": mask}, (Pattern,), "a pattern or a boolean tensor")
         check.check_counts("pattern", mask, (mask.batch, mask.heads), q.shape)
     return mask
 
@@ -341,7 +342,7 @@ def _checked_bias(bias: Tensor | PositionBias | None, q: Tensor, k: Tensor) -> T
     if isinstance(bias, Tensor):
         return check.check_bias(bias, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]), q.device)
     if bias is not None:
-        check.check_kinds({"bias": bias}, get_args(PositionBias), "a tensor, ALiBi, RelativeTable or AdaptiveSpan")
+        check_kinds({"bias": bias}, get_args(PositionBias), "a tensor, ALiBi, RelativeTable or AdaptiveSpan")
         check.check_heads("bias", bias, bias.weight, q)
     return bias
 
@@ -349,7 +350,7 @@ def _checked_bias(bias: Tensor | PositionBias | None, q: Tensor, k: Tensor) -> T
 def _checked_normaliser(normaliser: Normaliser | None, q: Tensor) -> Normaliser:
     if normaliser is None:
         return _SOFTMAX
-    check.check_kinds({"normaliser": normaliser}, (Softmax, Sigmoid, Entmax), "one of Softmax(), Sigmoid(), Entmax()")
+    check_kinds({"normaliser": normaliser}, (Softmax, Sigmoid, Entmax), "one of Softmax(), Sigmoid(), Entmax()")
     if isinstance(normaliser, Softmax) and normaliser.sinks is not None:
         check.check_heads("tensor of sinks", None, normaliser.sinks, q)
     return normaliser

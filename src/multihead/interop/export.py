@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from multihead.attend.check import check_kinds
 from multihead.attend.compiled import Call
 from multihead.attend.spelling import read
-from multihead.error import MultiheadError, kind_and_text
+from multihead.error import MultiheadError, check_kinds, kind_and_text
 from multihead.pattern import Pattern
 from multihead.pattern.algebra import And, Join, Not
 from multihead.pattern.tokens import Match, Padding

@@ -7,8 +7,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor
 
-from multihead.attend.check import check_kinds
-from multihead.error import MultiheadError, kind_and_text
+from multihead.error import MultiheadError, check_kinds, kind_and_text
 from multihead.layer.check import check_counts, check_whole
 from multihead.layer.group import HeadGroup
 from multihead.layer.rows import Bytes, Plain, Rows

@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from multihead.attend.check import check_kinds, check_mask, check_offset
-from multihead.error import MultiheadError
+from multihead.attend.check import check_mask, check_offset
+from multihead.error import MultiheadError, check_kinds
 from multihead.layer.cache import AttentionCache
 from multihead.layer.group import HeadGroup
 from multihead.layer.projection import FusedProjection

@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from multihead.attend.check import check_kinds
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, check_kinds
 from multihead.layer.base import Attends, Options
 from multihead.layer.cache import AttentionCache, Full, Kind
 from multihead.layer.call import Call, Where, check_visible

@@ -8,8 +8,7 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 
 from multihead.attend import Normaliser, Softmax
-from multihead.attend.check import check_kinds
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, check_kinds
 from multihead.layer.check import check_counts, check_eps, divided, listed_divisors
 from multihead.pattern import Pattern
 from multihead.position import PositionBias, Rotary

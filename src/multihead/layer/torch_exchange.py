@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from multihead.attend.check import check_kinds
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, check_kinds
 from multihead.layer.group import HeadGroup, Scoring
 
 

@@ -1,0 +1,1 @@
+"""What attention costs, and what suits a model and a machine."""
