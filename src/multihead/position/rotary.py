@@ -12,6 +12,7 @@ from multihead.error import MultiheadError, kind_and_text
 from multihead.position.check import check_pairs, check_positions, check_turned, is_number, is_whole_number
 from multihead.position.config import Layout, read_config
 from multihead.position.scaling import Length, Scaling, plain_frequencies
+from multihead.position.turn import turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,14 +75,7 @@ class Rotation:
         if x.shape[3] < dim:
             check_pairs("angles for more dimensions than x has", dim, x.shape[3])
         turned = x if x.shape[3] == dim else x[..., :dim]
-        turned = turned.to(torch.promote_types(x.dtype, self.cos.dtype))
-        # (a, b) cos + (b, a) (-sin, sin): three passes over x, where writing out both sums takes four.
-        if self.layout == "half":
-            swapped = torch.cat(turned.chunk(2, -1)[::-1], -1)
-        else:
-            swapped = torch.stack([turned[..., 1::2], turned[..., 0::2]], -1).flatten(-2)
-        cos, sin = self.cos.to(turned), self.sin.to(turned)
-        out = torch.addcmul(turned * cos, swapped, sin).to(x.dtype)
+        out = turn(turned, self.cos, self.sin, halves=self.layout == "half")
         return out if x.shape[3] == dim else torch.cat([out, x[..., dim:]], -1)
 
 
