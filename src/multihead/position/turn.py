@@ -65,11 +65,12 @@ setattr(_Turn.forward, "__signature__", inspect.signature(_Turn.forward))  # noq
 
 def _formula(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
     """Out of place: (a, b) cos + (b, a) (-sin, sin), three passes over x where writing out both sums takes four."""
+    wide = x.to(cos.dtype)
     if halves:
-        swapped = torch.cat(x.chunk(2, -1)[::-1], -1)
+        swapped = torch.cat(wide.chunk(2, -1)[::-1], -1)
     else:
-        swapped = torch.stack([x[..., 1::2], x[..., 0::2]], -1).flatten(-2)
-    return torch.addcmul(x * cos, swapped, sin)
+        swapped = torch.stack([wide[..., 1::2], wide[..., 0::2]], -1).flatten(-2)
+    return torch.addcmul(wide * cos, swapped, sin).to(x.dtype)
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
@@ -90,6 +91,7 @@ def _in_place(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
     out = x * cos
     half = x.shape[-1] // 2
     a, b = (slice(None, half), slice(half, None)) if halves else (slice(0, None, 2), slice(1, None, 2))
-    out[..., a].addcmul_(x[..., b], sin[..., a])
-    out[..., b].addcmul_(x[..., a], sin[..., b])
+    # Not addcmul_, which torch.vmap knows no rule for; it is no faster.
+    out[..., a] += x[..., b] * sin[..., a]
+    out[..., b] += x[..., a] * sin[..., b]
     return out
