@@ -25,9 +25,8 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
     wide = torch.promote_types(x.dtype, cos.dtype)
     cos, sin = cos.to(wide), sin.to(wide)
     if torch.compiler.is_compiling() or cos.requires_grad or sin.requires_grad:
-        return _formula(x.to(wide), cos, sin, halves=halves).to(
-            x.dtype
-        )  # in a graph nothing is gained by writing in place
+        # In a graph nothing is gained by writing in place.
+        return _formula(x.to(wide), cos, sin, halves=halves).to(x.dtype)
     if torch.is_grad_enabled() and x.requires_grad:
         return cast(Tensor, _Turn.apply(x, cos, sin, halves))
     return _turned(x, cos, sin, halves=halves)
