@@ -2,19 +2,31 @@
 
 from multihead.layer.attention import MultiHeadAttention
 from multihead.layer.base import Attends, Options
+from multihead.layer.block import Block, BlockNorm
+from multihead.layer.block_cache import BlockCache
 from multihead.layer.cache import AttentionCache, Full, Int8, Sliding, Static
 from multihead.layer.differential import DifferentialAttention, LayerLambda, TokenLambda
+from multihead.layer.family import FAMILIES, Family, build_attention, find_family
+from multihead.layer.feed_forward import FeedForward, FeedForwardLayer
 from multihead.layer.group import HeadGroup, OutputGate, QKNorm, Scoring
 from multihead.layer.latent import Latent, LatentAttention
 from multihead.layer.latent_cache import LatentCache
 from multihead.layer.longformer import LongformerAttention
 from multihead.layer.prune import Pruning
+from multihead.layer.support import Support
 from multihead.layer.talking import TalkingHeadsAttention
 
 __all__ = [
+    "FAMILIES",
     "Attends",
     "AttentionCache",
+    "Block",
+    "BlockCache",
+    "BlockNorm",
     "DifferentialAttention",
+    "Family",
+    "FeedForward",
+    "FeedForwardLayer",
     "Full",
     "HeadGroup",
     "Int8",
@@ -31,6 +43,9 @@ __all__ = [
     "Scoring",
     "Sliding",
     "Static",
+    "Support",
     "TalkingHeadsAttention",
     "TokenLambda",
+    "build_attention",
+    "find_family",
 ]

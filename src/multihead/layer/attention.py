@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import repeat
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from jaxtyping import Float
@@ -17,6 +17,7 @@ from multihead.layer.group import HeadGroup, read_groups
 from multihead.layer.part import GroupPart, turned, zero_bias
 from multihead.layer.placing import Projected, placed
 from multihead.layer.projection import FusedProjection, load_split, save_split
+from multihead.layer.support import Support
 from multihead.layer.torch_exchange import check_plain, torch_module, torch_weights
 from multihead.pattern import Pattern
 from multihead.position import PositionBias
@@ -67,6 +68,8 @@ class MultiHeadAttention(Attends):
         >>> mixed(torch.randn(2, 10, 64), mask=causal()).shape
         torch.Size([2, 10, 64])
     """
+
+    SUPPORT: ClassVar[Support] = Support()
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from types import NoneType
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from jaxtyping import Float
@@ -18,6 +18,7 @@ from multihead.layer.group import HeadGroup, QKNorm
 from multihead.layer.kept import kept
 from multihead.layer.part import GroupPart, Norm, zero_bias
 from multihead.layer.placing import placed
+from multihead.layer.support import Support
 from multihead.pattern import Pattern
 from multihead.position import PositionBias, Rotary
 
@@ -118,6 +119,8 @@ class DifferentialAttention(Attends):
         >>> layer(torch.randn(2, 10, 64), mask=causal()).shape
         torch.Size([2, 10, 64])
     """
+
+    SUPPORT: ClassVar[Support] = Support()
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from dataclasses import KW_ONLY, dataclass
 from types import NoneType
-from typing import Literal, cast, get_args
+from typing import ClassVar, Literal, cast, get_args
 
 import torch
 from jaxtyping import Float
@@ -17,6 +17,7 @@ from multihead.layer.group import HeadGroup, QKNorm, Scoring
 from multihead.layer.kept import kept
 from multihead.layer.latent_cache import LatentCache, joined
 from multihead.layer.part import GroupPart, Norm, turned, zero_bias
+from multihead.layer.support import Support
 from multihead.pattern import Pattern
 from multihead.position import PositionBias, Rotary, Rotation
 
@@ -125,6 +126,8 @@ class LatentAttention(Attends):
         >>> layer(torch.randn(2, 10, 64), mask=causal(), cache=cache).shape, cache.length
         (torch.Size([2, 10, 64]), 10)
     """
+
+    SUPPORT: ClassVar[Support] = Support(cross=False)
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,6 +16,7 @@ from multihead.layer.call import check_inputs, check_mask_kind, check_visible
 from multihead.layer.check import check_counts, divided
 from multihead.layer.group import HeadGroup
 from multihead.layer.part import zero_bias
+from multihead.layer.support import Support
 from multihead.pattern import Pattern, band, padding
 
 _NAMES = ("q_proj", "k_proj", "v_proj")
@@ -57,6 +58,8 @@ class LongformerAttention(Attends):
         >>> layer(torch.randn(2, 100, 64), global_tokens=[0]).shape
         torch.Size([2, 100, 64])
     """
+
+    SUPPORT: ClassVar[Support] = Support(cross=False, cached=False)
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Talking heads: scores and weights are mixed across heads, before and behind the softmax."""
 
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from jaxtyping import Float
@@ -19,6 +19,7 @@ from multihead.layer.group import HeadGroup, read_groups
 from multihead.layer.kept import kept
 from multihead.layer.part import GroupPart, zero_bias
 from multihead.layer.placing import placed
+from multihead.layer.support import Support
 from multihead.pattern import Pattern
 from multihead.position import PositionBias
 
@@ -61,6 +62,8 @@ class TalkingHeadsAttention(Attends):
         >>> layer(torch.randn(2, 10, 64), mask=causal()).shape
         torch.Size([2, 10, 64])
     """
+
+    SUPPORT: ClassVar[Support] = Support()
 
     def __init__(self, embed_dim: int, heads: int | HeadGroup = 8, *, bias: bool = True, dropout: float = 0.0) -> None:
         super().__init__(dropout=dropout, backend="auto")
