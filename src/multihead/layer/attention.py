@@ -343,12 +343,14 @@ class MultiHeadAttention(Attends):
 
     def _split(self, joined: Tensor, heads: int, width: int) -> list[Tensor]:
         """(batch, length, all heads' numbers) as (batch, heads, length, width) for each group, views."""
+        lead = joined.shape[:2]
         if len(self.groups) == 1:
             sizes = self.groups[0].sizes
-            return [joined.view(*joined.shape[:2], sizes[heads], sizes[width]).transpose(1, 2)]
+            return [joined.view(*lead, sizes[heads], sizes[width]).transpose(1, 2)]
         shapes = [(group.sizes[heads], group.sizes[width]) for group in self.groups]
-        parts = joined.split([count * size for count, size in shapes], 2)
-        return [part.unflatten(2, shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
+        # Not Tensor.split and unflatten: these are Python, and take twice as long as all that is done here.
+        parts = joined.split_with_sizes([count * size for count, size in shapes], 2)
+        return [part.view(*lead, *shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _needed(group: HeadGroup) -> Kind:

@@ -1,0 +1,151 @@
+"""What a kind of attention can fetch back: recall of repeated sequences, trained short, asked at longer lengths.
+
+A model of two blocks (width 64, 4 heads, no feed-forward network) reads a random sequence that begins again after some
+period, and is to say each next token of the repeat: it has to find the token's last occurrence and fetch what stood
+behind it. It trains on 64 tokens with periods of 8 to 32 and is asked at 64 and more, each text holding one repeat of
+half its length. So a longer text asks for more at once (n / 2 tokens to hold) and from farther away (n / 2 tokens
+back). Accuracy is the share of right next tokens in the second half; guessing gives 1 in 512.
+
+    python benchmarks/recall.py                         every model, two seeds (half an hour on one core)
+    python benchmarks/recall.py --models rope window --seeds 0 --steps 300
+    python benchmarks/recall.py --show                  the table of the JSON file
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from apart import machine, save, versions
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import multihead as mh
+from multihead.layer import Block
+
+VOCABULARY, WIDTH, HEADS = 512, 64, 4
+TRAINED, PERIODS, BATCH = 64, (8, 32), 16
+LENGTHS = (64, 128, 256, 512, 1024)
+
+
+def heads(**options):
+    return lambda: mh.MultiHeadAttention(WIDTH, mh.HeadGroup(HEADS, **options), bias=False)
+
+
+MODELS = {
+    "rope": ("all pairs, rotary positions", [heads(position=mh.Rotary())] * 2),
+    "alibi": ("all pairs, ALiBi", [heads(position=mh.ALiBi(mh.alibi_slopes(HEADS)))] * 2),
+}
+
+
+class Model(nn.Module):
+    """Two blocks between an embedding and its read-out."""
+
+    def __init__(self, kinds):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Block(WIDTH, kind(), feed_forward=None) for kind in kinds)
+        self.norm, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        for name, parameter in self.named_parameters():
+            if name.endswith("weight") and parameter.ndim == 2:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x, mask=mh.causal())
+        return self.out(self.norm(x))
+
+
+def texts(count, length, periods, generator):
+    """Random tokens, none twice in a period, that begin again after it; and the periods."""
+    period = torch.randint(periods[0], periods[1] + 1, (count, 1), generator=generator)
+    base = torch.rand(count, VOCABULARY, generator=generator).argsort(-1)
+    return base.gather(1, torch.arange(length)[None] % period), period
+
+
+def trained(kinds, seed, steps):
+    """A model, and what its training took."""
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    model = Model(kinds)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    # Warmed up over 50 steps, then down to a twentieth.
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda step: min(1, (step + 1) / 50) * max(0.05, 1 - step / steps)
+    )
+    start = time.process_time()
+    for _ in range(steps):
+        ids, period = texts(BATCH, TRAINED, PERIODS, generator)
+        logits = model(ids)[:, :-1]
+        # Only a token whose last occurrence is in the text can be known.
+        known = torch.arange(TRAINED - 1)[None] >= period
+        loss = cross_entropy(logits[known], ids[:, 1:][known])
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        schedule.step()
+    return model.eval(), {"loss": loss.item(), "cpu_s": time.process_time() - start}
+
+
+def recall(model, length, seed):
+    """Share of right next tokens in the second half of 24 texts of one repeat."""
+    ids, _ = texts(24, length, (length // 2, length // 2), torch.Generator().manual_seed(10_000 + seed))
+    asked = slice(length // 2, length - 1)
+    with torch.no_grad():
+        said = model(ids)[:, asked].argmax(-1)
+    return (said == ids[:, length // 2 + 1 :]).double().mean().item()
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--steps", type=int, default=1200, help="of training (1200)")
+    parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), help="even, up to 1024")
+    parser.add_argument("--json", type=Path, default=Path("build/recall.json"))
+    parser.add_argument("--resume", action="store_true", help="leave out models that the JSON file holds")
+    parser.add_argument("--show", action="store_true", help="print the table of the JSON file and stop")
+    return parser.parse_args()
+
+
+def main():
+    options = parse()
+    torch.set_num_threads(1)
+    old = json.loads(options.json.read_text()) if (options.resume or options.show) and options.json.exists() else {}
+    cells = {(cell["model"], cell["seed"]): cell for cell in old.get("cells", [])}
+    about = old.get("about") or {"machine": machine(), "versions": versions(("multihead", "torch"))}
+    wanted = [] if options.show else [(name, seed) for name in options.models for seed in options.seeds]
+    for number, (name, seed) in enumerate(key for key in wanted if key not in cells):
+        print(f"{number + 1}/{len(wanted)}  {name}, seed {seed} ... ", end="", flush=True)
+        model, told = trained(MODELS[name][1], seed, options.steps)
+        found = {str(length): recall(model, length, seed) for length in options.lengths}
+        cells[name, seed] = {"model": name, "seed": seed, "steps": options.steps, "recall": found} | told
+        print(f"{' '.join(f'{share:.2f}' for share in found.values())}  {told['cpu_s']:.0f} s", flush=True)
+        save(options.json, about, cells)
+    show(about, list(cells.values()))
+
+
+def show(about, cells):
+    """A line a model; where seeds differ by more than 0.05 both are told."""
+    print(*(f"{name}: {told}" for name, told in about.items()), sep="\n")
+    lengths = list(cells[0]["recall"]) if cells else []
+    print(f"\n| model | {' | '.join(lengths)} | training, CPU s |\n" + "|---" * (len(lengths) + 2) + "|")
+    for name, (about_it, _) in MODELS.items():
+        runs = [cell for cell in cells if cell["model"] == name]
+        if runs:
+            shares = [_brief([run["recall"][length] for run in runs]) for length in lengths]
+            seconds = statistics.mean(run["cpu_s"] for run in runs)
+            print(f"| {about_it} | {' | '.join(shares)} | {seconds:.0f} |")
+
+
+def _brief(shares):
+    if max(shares) - min(shares) <= 0.05:
+        return f"{statistics.mean(shares):.2f}"
+    return " / ".join(f"{share:.2f}" for share in shares)
+
+
+if __name__ == "__main__":
+    main()
