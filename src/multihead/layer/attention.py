@@ -221,10 +221,9 @@ class MultiHeadAttention(Attends):
         value = key if value is None else value
         check_inputs(self, {"key": key, "value": value})
         made = AttentionCache(self.groups, batch=key.shape[0], kinds=[Full()] * len(self.groups), fixed=True)
-        positions = torch.arange(key.shape[1], device=key.device)
         for group, part, (k, v) in zip(made.groups, self._parts, self._keys_values(key, value), strict=True):
             k = part.normed(k, part.k_norm)
-            group.append(k if part.turns_late else turned(k, part.rotation(positions, k)), v)
+            group.append(k if part.turns_late else turned(k, part.rotation_from(0, k)), v)
         return made
 
     def forward(

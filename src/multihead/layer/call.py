@@ -171,8 +171,7 @@ class Call:
         batch, q_len = self.query.shape[:2]
         check_kinds({"positions": positions}, (Tensor, NoneType), "a tensor of one position for each query, or None")
         if positions is None:
-            first = self.start if self.grows else self.q_offset or 0
-            return torch.arange(first, first + q_len, device=self.query.device)
+            return torch.arange(self.first, self.first + q_len, device=self.query.device)
         whole = not (positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool)
         if not whole or tuple(positions.shape) not in ((q_len,), (batch, q_len), (1, q_len)):
             raise MultiheadError(
@@ -182,11 +181,15 @@ class Call:
             )
         return positions
 
-    def k_positions(self, q_positions: Tensor) -> Tensor:
-        """Where new keys stand: where the queries do, if both are of one input."""
-        if self.key is None or self.key is self.query or self.grows:
-            return q_positions
-        return torch.arange(self.key.shape[1], device=self.query.device)
+    @property
+    def first(self) -> int:
+        """Position of the first query, where no positions are given."""
+        return self.start if self.grows else self.q_offset or 0
+
+    @property
+    def stand_alike(self) -> bool:
+        """Whether new keys stand where the queries do: both are of one input."""
+        return self.key is None or self.key is self.query or self.grows
 
     def kept(self, place: int, k: Tensor | None, v: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, int]:
         """Keys and values a group attends to, new ones put into the cache, and the position of the first of them."""
@@ -206,8 +209,7 @@ class Call:
                     remedy="leave positions out, attend without a cache, or take a rotary with fixed angles",
                 )
             return positions.amax(-1) + 1 if positions.numel() else 1
-        first = self.start if self.grows else self.q_offset or 0
-        return max(kv_len, first + self.query.shape[1], 1)
+        return max(kv_len, self.first + self.query.shape[1], 1)
 
     def late_positions(self, first: int, kv_len: int, q_positions: Tensor) -> Tensor:
         """Where the keys stand that are turned after they came out of a cache, or were not put into one."""

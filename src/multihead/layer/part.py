@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm, normalize, rms_norm
 
 from multihead.attend import Normaliser, Softmax
+from multihead.layer.angles import rotation_from
 from multihead.layer.group import HeadGroup, QKNorm, learned
 from multihead.position import PositionBias, Rotary, Rotation
 
@@ -104,6 +105,11 @@ class GroupPart(nn.Module):
             return None
         dtype = torch.promote_types(like.dtype, torch.float32)
         return position.rotation(positions, like.shape[-1], length=length, dtype=dtype)
+
+    def rotation_from(self, first: int, like: Tensor) -> Rotation | None:
+        """The same for tokens that stand at `first`, `first + 1`, ..."""
+        position = self.group.position
+        return rotation_from(position, first, like) if isinstance(position, Rotary) else None
 
     @property
     def turns(self) -> bool:

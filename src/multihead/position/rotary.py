@@ -91,7 +91,7 @@ class Rotary:
     GPT-NeoX, Qwen, Gemma; "interleaved" is (2 k, 2 k + 1) as in the paper, GPT-J, DeepSeek, Llama's original files. The
     two give the same scores for weights whose rows are reordered: `permute_rows`.
 
-    A Rotary holds numbers only: equal ones are equal and can be keys of a dict. Nothing is remembered between calls.
+    A Rotary holds numbers only: equal ones are equal and can be keys of a dict. It remembers nothing between calls.
 
     Args:
         base: Greater than 1. Pairs turn between 1 and almost 1 / base radians a position.
