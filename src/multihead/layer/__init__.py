@@ -8,7 +8,10 @@ from multihead.layer.group import HeadGroup, OutputGate, QKNorm, Scoring
 from multihead.layer.latent import Latent, LatentAttention
 from multihead.layer.latent_cache import LatentCache
 from multihead.layer.longformer import LongformerAttention
+from multihead.layer.mixture_of_attention import MoAAttention
 from multihead.layer.prune import Pruning
+from multihead.layer.routing import Router
+from multihead.layer.switch_head import SwitchHeadAttention
 from multihead.layer.talking import TalkingHeadsAttention
 
 __all__ = [
@@ -23,14 +26,17 @@ __all__ = [
     "LatentCache",
     "LayerLambda",
     "LongformerAttention",
+    "MoAAttention",
     "MultiHeadAttention",
     "Options",
     "OutputGate",
     "Pruning",
     "QKNorm",
+    "Router",
     "Scoring",
     "Sliding",
     "Static",
+    "SwitchHeadAttention",
     "TalkingHeadsAttention",
     "TokenLambda",
 ]
