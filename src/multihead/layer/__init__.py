@@ -9,6 +9,7 @@ from multihead.layer.latent import Latent, LatentAttention
 from multihead.layer.latent_cache import LatentCache
 from multihead.layer.longformer import LongformerAttention
 from multihead.layer.mixture_of_attention import MoAAttention
+from multihead.layer.mixture_of_heads import MoHAttention
 from multihead.layer.prune import Pruning
 from multihead.layer.routing import Router
 from multihead.layer.switch_head import SwitchHeadAttention
@@ -27,6 +28,7 @@ __all__ = [
     "LayerLambda",
     "LongformerAttention",
     "MoAAttention",
+    "MoHAttention",
     "MultiHeadAttention",
     "Options",
     "OutputGate",

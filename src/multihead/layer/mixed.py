@@ -5,7 +5,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from multihead.error import MultiheadError, check_kinds
-from multihead.layer.group import HeadGroup, QKNorm
+from multihead.layer.group import HeadGroup
 from multihead.pattern import Pattern
 from multihead.position import PositionBias
 
@@ -33,7 +33,7 @@ def check_unbiased(group: HeadGroup, what: str) -> None:
 
 def check_uniform(given: _Given, what: str) -> _Given:
     """Refuses what differs by head where the heads of a call are none of their own."""
-    told = _by_head(given)
+    told = _differing(given)
     if told:
         raise MultiheadError(
             asked=f"{what}, so all heads of a call are alike",
@@ -43,20 +43,25 @@ def check_uniform(given: _Given, what: str) -> _Given:
     return given
 
 
-def _by_head(given: HeadGroup | Pattern | Tensor | None) -> str:
+def by_head(pattern: Pattern | None) -> bool:
+    """Whether a pattern differs by head."""
+    return pattern is not None and pattern.heads not in (None, 1)
+
+
+def _differing(given: HeadGroup | Pattern | Tensor | None) -> str:
     """What of it differs by head, in words; empty where nothing does."""
-    if isinstance(given, Pattern):
-        return f"a mask for heads={given.heads}" if given.heads not in (None, 1) else ""
-    if isinstance(given, Tensor):
-        return f"a mask of shape {tuple(given.shape)}" if given.ndim == 4 and given.shape[1] != 1 else ""
     if given is None:
         return ""
+    if isinstance(given, Pattern):
+        return f"a mask for heads={given.heads}" if by_head(given) else ""
+    if isinstance(given, Tensor):
+        return f"a mask of shape {tuple(given.shape)}" if given.ndim == 4 and given.shape[1] != 1 else ""
     norm = given.scoring.norm
     found = {
-        "sinks": given.scoring.sinks,
+        "sinks=True": given.scoring.sinks,
         f"gate={given.gate}": given.gate is not None,
         f"position={type(given.position).__name__}": isinstance(given.position, PositionBias),
-        f"{norm}": isinstance(norm, QKNorm) and norm.over != "head",
-        f"{given.mask}": bool(_by_head(given.mask)),
+        f"norm={norm}": norm is not None and norm.over != "head",
+        f"mask={given.mask}": by_head(given.mask),
     }
     return ", ".join(name for name, differs in found.items() if differs)

@@ -25,8 +25,7 @@ class MoAAttention(Attends):
 
     Zhang et al., "Mixture of Attention Heads" (2022), arXiv:2210.05144, as JetMoe has it (Shen et al. 2024,
     arXiv:2404.07413). An expert is a query and an output projection, of one or more heads; keys and values are computed
-    once, for all experts. Which experts a token takes is the router's choice of the largest `x W_r`, and `g` the softmax
-    of those few. A token's choice depends on nothing but itself, and no token is dropped (`Router`).
+    once, for all experts. A token takes the experts with the largest `x W_r`, and `g` is the softmax of those few. Its choice depends on nothing but itself, and no token is dropped (`Router`).
 
     What is saved: with `experts` of `heads` each, of which a token takes `chosen`, queries, attention and outputs cost
     what `chosen * heads` heads cost, of `experts * heads` that there are to choose from; the cache holds `kv_heads`.

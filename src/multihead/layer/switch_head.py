@@ -24,7 +24,7 @@ from multihead.position import PositionBias
 class SwitchHeadAttention(Attends):
     """Few heads, each with experts for its values and its output: fewer matrices of weights for as many parameters.
 
-    Csordas et al., "SwitchHead" (2023), arXiv:2312.07987. Queries and keys are those of `MultiHeadAttention`. For head h
+    Csordas et al., "SwitchHead" (2023), arXiv:2312.07987. Queries and keys are plain. For head h:
 
         v_j = sum_e s_e(x_j) x_j W_v^{h,e}        over the `chosen` experts with the largest `s(x) = sigmoid(x W_s^h)`
         y_i = sum_h sum_e r_e(x_i) head_h,i W_o^{h,e}     likewise with `r(x) = sigmoid(x W_r^h)`
