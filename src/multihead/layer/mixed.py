@@ -4,12 +4,13 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from multihead.attend import Softmax
 from multihead.error import MultiheadError, check_kinds
 from multihead.layer.group import HeadGroup
 from multihead.pattern import Pattern
 from multihead.position import PositionBias
 
-_Given = TypeVar("_Given", HeadGroup, Pattern, Tensor, None)
+_Given = TypeVar("_Given", bound=HeadGroup | Pattern | Tensor | None)
 
 
 def one_group(heads: object, embed_dim: int) -> HeadGroup:
@@ -56,12 +57,13 @@ def _differing(given: HeadGroup | Pattern | Tensor | None) -> str:
         return f"a mask for heads={given.heads}" if by_head(given) else ""
     if isinstance(given, Tensor):
         return f"a mask of shape {tuple(given.shape)}" if given.ndim == 4 and given.shape[1] != 1 else ""
-    norm = given.scoring.norm
+    norm, softmax = given.scoring.norm, given.scoring.normaliser
     found = {
         "sinks=True": given.scoring.sinks,
         f"gate={given.gate}": given.gate is not None,
         f"position={type(given.position).__name__}": isinstance(given.position, PositionBias),
         f"norm={norm}": norm is not None and norm.over != "head",
+        f"normaliser={softmax}": isinstance(softmax, Softmax) and softmax.sinks is not None,
         f"mask={given.mask}": by_head(given.mask),
     }
     return ", ".join(name for name, differs in found.items() if differs)

@@ -25,7 +25,9 @@ class MoAAttention(Attends):
 
     Zhang et al., "Mixture of Attention Heads" (2022), arXiv:2210.05144, as JetMoe has it (Shen et al. 2024,
     arXiv:2404.07413). An expert is a query and an output projection, of one or more heads; keys and values are computed
-    once, for all experts. A token takes the experts with the largest `x W_r`, and `g` is the softmax of those few. Its choice depends on nothing but itself, and no token is dropped (`Router`).
+    once, for all experts. A token takes the experts with the largest `x W_r`, and `g` is the softmax of those few. Its
+    choice depends on nothing but itself, and no token is dropped (`Router`). With `chosen=1` the gate is 1, so nothing
+    but the load loss teaches W_r.
 
     What is saved: with `experts` of `heads` each, of which a token takes `chosen`, queries, attention and outputs cost
     what `chosen * heads` heads cost, of `experts * heads` that there are to choose from; the cache holds `kv_heads`.
@@ -162,7 +164,7 @@ class MoAAttention(Attends):
         check_uniform(mask, "MoAAttention: an expert differs by token")
         call = Call.checked(self, query, key, value, mask=mask, bias=None, q_offset=q_offset, cache=cache)
         choice = self.router(query)
-        dealt = deal(choice.index.flatten(0, 2), self.experts)
+        dealt = deal(choice.experts.flatten(0, 2), self.experts)
         with kept(cache):
             heads = self._heads(call, dealt, positions)
         return self._joined(heads, choice, dealt)
@@ -210,4 +212,4 @@ class MoAAttention(Attends):
         gates = choice.taken.softmax(-1).to(heads.dtype).flatten(0, 2)
         rows = slots.reshape(batch * q_len, self.chosen, count // self.chosen * width) * gates[..., None]
         out = from_experts(rows, dealt, self.out_experts).view(batch, q_len, self.embed_dim)
-        return out if self.bias is None else out + self.bias
+        return out if self.bias is None else out + self.bias.to(out.dtype)

@@ -52,7 +52,8 @@ class MoHAttention(Attends):
 
     and without shared heads `a_2 = 1`. With W_s = W_r = W_h = 0 and all heads chosen every gate is 1, and the layer is
     `MultiHeadAttention`, whose weights load into it (`strict=False`). A token's choice depends on nothing but itself,
-    and no token is dropped (`Router`).
+    and no token is dropped (`Router`). With `chosen=1` the one chosen has all of its share: only the load loss teaches
+    W_r.
 
     What is saved is attention: a head's queries are taken out of the rows of the tokens that chose it, and attend to
     the keys of all tokens; so the time of the routed heads falls to about `chosen` of those there are, where the load
@@ -191,7 +192,7 @@ class MoHAttention(Attends):
             choice: What `router` chose for it.
         """
         routed = self.chosen * choice.taken.softmax(-1)
-        routed = torch.zeros_like(choice.logits).scatter(-1, choice.index, routed)[:, :, 0]
+        routed = torch.zeros_like(choice.logits).scatter(-1, choice.experts, routed)[:, :, 0]
         if self.shared_gate is None or self.balance is None:
             return routed
         shared = self.shared * self.shared_gate(query).to(routed.dtype).softmax(-1)

@@ -5,10 +5,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from multihead.error import MultiheadError
 from multihead.layer.check import check_counts
+
+_EDGE = 8  # rows of a product come in so many
 
 
 class Choice(NamedTuple):
@@ -16,21 +18,21 @@ class Choice(NamedTuple):
 
     Args:
         logits: (batch, length, groups, experts), in float32 or wider.
-        index: (batch, length, groups, chosen): the experts taken, the best first.
+        experts: (batch, length, groups, chosen): the numbers of those taken, the best first.
     """
 
     logits: Tensor
-    index: Tensor
+    experts: Tensor
 
     @property
     def taken(self) -> Float[Tensor, "batch length groups chosen"]:
         """The logits of the experts taken."""
-        return self.logits.gather(-1, self.index)
+        return self.logits.gather(-1, self.experts)
 
     @property
     def flags(self) -> Bool[Tensor, "batch length groups experts"]:
         """True = taken."""
-        return torch.zeros_like(self.logits, dtype=torch.bool).scatter(-1, self.index, value=True)
+        return torch.zeros_like(self.logits, dtype=torch.bool).scatter(-1, self.experts, value=True)
 
 
 class Router(nn.Module):
@@ -58,7 +60,7 @@ class Router(nn.Module):
 
     Example:
         >>> router = Router(64, 8, chosen=2)
-        >>> router(torch.randn(2, 10, 64)).index.shape
+        >>> router(torch.randn(2, 10, 64)).experts.shape
         torch.Size([2, 10, 1, 2])
         >>> round(float(router.load().sum()))
         2
@@ -155,11 +157,11 @@ class Router(nn.Module):
         return shown + (f", groups={self.groups}" if self.groups > 1 else "")
 
 
-def check_chosen(experts: object, chosen: object, *, of: str = "experts") -> None:
+def check_chosen(experts: int, chosen: int, *, of: str = "experts") -> None:
     """Refuses to choose none, or more than there are."""
     check_counts({of: experts})
-    whole = isinstance(chosen, int) and not isinstance(chosen, bool)
-    if not whole or not 1 <= chosen <= cast(int, experts):
+    whole = isinstance(chosen, int) and not isinstance(chosen, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not whole or not 1 <= chosen <= experts:
         raise MultiheadError(
             asked=f"chosen: how many of the {experts} {of} a token takes",
             arrived=f"chosen={chosen!r}"[:200],
@@ -227,8 +229,7 @@ def _mean(x: Tensor, keep: Tensor | None) -> Tensor:
 def _products(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """Rows (all, in), sorted by expert, times the weights (experts, out, in) of their experts."""
     if not torch.compiler.is_compiling():
-        parts = rows.split(cast(list[int], counts.tolist()))
-        return torch.cat([linear(part, expert) for part, expert in zip(parts, weight, strict=True)])
+        return _all_products(rows, weight, counts)
     # How many rows an expert gets is a number, which a graph does not know: one operator of it.
     kind = rows.device.type
     if torch.is_autocast_enabled(kind):
@@ -237,8 +238,16 @@ def _products(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 
 
 def _all_products(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    parts = rows.split(cast(list[int], counts.tolist()))
-    return torch.cat([part @ expert.T for part, expert in zip(parts, weight, strict=True)])
+    made: list[Tensor] = []
+    start = 0
+    for count, expert in zip(cast(list[int], counts.tolist()), weight, strict=True):
+        # The last rows of a product may be summed in another order than the others. So there are always some more, the
+        # next expert's or zeros: what a token gets depends in no bit on how many others take the same expert.
+        height = -(-count // _EDGE) * _EDGE
+        part = rows[start : start + height]
+        made.append(linear(pad(part, (0, 0, 0, height - part.shape[0])), expert)[:count])
+        start += count
+    return torch.cat(made)
 
 
 def _all_outer(rows: Tensor, grad: Tensor, counts: Tensor) -> Tensor:

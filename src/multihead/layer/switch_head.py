@@ -196,7 +196,9 @@ class SwitchHeadAttention(Attends):
             joined = nn.functional.linear(value, self.v_experts.flatten(0, 1))
             return joined.unflatten(2, (self.kv_heads, -1)).transpose(1, 2)
         choice = self.v_router(key)
-        made = to_experts(value.flatten(0, 1), deal(self._numbered(choice.index), len(self.v_experts)), self.v_experts)
+        made = to_experts(
+            value.flatten(0, 1), deal(self._numbered(choice.experts), len(self.v_experts)), self.v_experts
+        )
         made = made.view(*value.shape[:2], self.kv_heads, self.chosen, made.shape[-1])
         gates = torch.sigmoid(choice.taken).to(made.dtype)
         return (made * gates[..., None]).sum(3).transpose(1, 2)
@@ -207,7 +209,7 @@ class SwitchHeadAttention(Attends):
         gates = torch.sigmoid(choice.taken).to(heads.dtype)
         # Weighted before they are multiplied: narrower there than behind.
         rows = (heads[:, :, :, None] * gates[..., None]).flatten(2, 3).flatten(0, 1)
-        dealt = deal(self._numbered(choice.index), len(self.out_experts))
+        dealt = deal(self._numbered(choice.experts), len(self.out_experts))
         return from_experts(rows, dealt, self.out_experts).view(*query.shape[:2], self.embed_dim)
 
     def _numbered(self, index: Tensor) -> Tensor:
