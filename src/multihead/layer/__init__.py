@@ -12,8 +12,12 @@ from multihead.layer.group import HeadGroup, OutputGate, QKNorm, Scoring
 from multihead.layer.latent import Latent, LatentAttention
 from multihead.layer.latent_cache import LatentCache
 from multihead.layer.longformer import LongformerAttention
+from multihead.layer.mixture_of_attention import MoAAttention
+from multihead.layer.mixture_of_heads import MoHAttention
 from multihead.layer.prune import Pruning
 from multihead.layer.support import Support
+from multihead.layer.routing import Router
+from multihead.layer.switch_head import SwitchHeadAttention
 from multihead.layer.talking import TalkingHeadsAttention
 
 __all__ = [
@@ -35,15 +39,19 @@ __all__ = [
     "LatentCache",
     "LayerLambda",
     "LongformerAttention",
+    "MoAAttention",
+    "MoHAttention",
     "MultiHeadAttention",
     "Options",
     "OutputGate",
     "Pruning",
     "QKNorm",
+    "Router",
     "Scoring",
     "Sliding",
     "Static",
     "Support",
+    "SwitchHeadAttention",
     "TalkingHeadsAttention",
     "TokenLambda",
     "build_attention",
