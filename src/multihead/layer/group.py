@@ -16,6 +16,7 @@ from multihead.position import PositionBias, Rotary
 
 Position = Rotary | PositionBias
 POSITION = "Rotary(), ALiBi(...), RelativeTable(...) or AdaptiveSpan(...), or None"
+_MASK = "a pattern, such as sliding_window(256), a selector, such as TopBlocks(64, 8), or None"
 NormKind = Literal["rms", "layer", "l2"]
 NormWidth = Literal["head", "each", "all"]
 
@@ -149,7 +150,7 @@ class HeadGroup:
         check_kinds(
             {"mask": self.mask},
             (Pattern, Selector, NoneType),
-            "a pattern, such as sliding_window(256), or a selector, or None",
+            _MASK,
         )
         check_kinds({"position": self.position}, (Rotary, *get_args(PositionBias), NoneType), POSITION)
         check_kinds({"scoring": self.scoring}, (Scoring,), "Scoring(...)")
