@@ -97,7 +97,7 @@ class _Blocks(Selector):
         """Which blocks some queries chose."""
         size, columns = self._size, -(-problem.kv_len // self._size)
         scores = self._scores(problem.q[:, :, band], summary.parts)
-        seen = _seen(problem, band, size, columns)
+        seen = seen_blocks(problem, band, size, columns)
         own = problem.q_positions()[band, None].div(size, rounding_mode="floor") == torch.arange(
             columns, device=scores.device
         )
@@ -245,8 +245,15 @@ def _cut(problem: Problem, band: slice, cols: Tensor) -> tuple[Tensor, Tensor]:
     return problem.k[:, :, places], seen
 
 
-def _seen(problem: Problem, band: slice, size: int, columns: int) -> Int8[Tensor, "_ _ rows blocks"]:
-    """How much of each block some queries see."""
+def seen_blocks(problem: Problem, band: slice, size: int, columns: int) -> Int8[Tensor, "_ _ rows blocks"]:
+    """How much of each block some queries see: `Tile` classes, sound as those of a pattern are.
+
+    Args:
+        problem: What is asked.
+        band: Indices of queries.
+        size: Keys in a block.
+        columns: Number of blocks.
+    """
     device = problem.q.device
     if isinstance(problem.mask, Pattern):
         first = (problem.q_offset or 0) + band.start
