@@ -73,10 +73,10 @@ class ResamplerLayer(nn.Module):
 class PerceiverResampler(nn.Module):
     """A sequence of any length as a few vectors: learned latents look at it.
 
-    Alayrac et al., "Flamingo" (2022), arXiv 2204.14198, after Jaegle et al., "Perceiver" (2021), arXiv 2103.03206. In each
-    layer, with l the latents and x the context: `l = l + Attention(q = LN(l), k = v = [LN(x); LN(l)])`, then
-    `l = l + W_2 f(W_1 LN(l))`; a norm at the end. Projections have no biases. It costs `(length + latents) * latents`
-    scores a layer and head: linear in the length of the context.
+    Alayrac et al., "Flamingo" (2022), arXiv 2204.14198, after Jaegle et al., "Perceiver" (2021), arXiv 2103.03206. In
+    each layer, with l the latents and x the context: `l = l + Attention(q = LN(l), k = v = [LN(x); LN(l)])`, then `l =
+    l + W_2 f(W_1 LN(l))`; a norm at the end. Projections have no biases. It costs `(length + latents) * latents` scores
+    a layer and head: linear in the length of the context.
 
     Args:
         embed_dim: Width of the context and of the latents.
@@ -173,8 +173,8 @@ class GatedCrossAttention(nn.Module):
     """Cross-attention that a finished model can be given: it starts as nothing (Flamingo: Alayrac et al. 2022).
 
     `y = x + tanh(a) * Attention(q = LN(x), k = v = media)`, then `y + tanh(b) * W_2 f(W_1 LN(y))`. Both gates start at
-    0, so that the output is the input, bit for bit, and what is learned comes in by and by. A query that may see no media
-    gets nothing.
+    0, so that the output is the input, bit for bit, and what is learned comes in by and by. A query that may see no
+    media gets nothing.
 
     Args:
         embed_dim: Width of the text.
