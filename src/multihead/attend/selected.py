@@ -37,6 +37,9 @@ def tiles_of(chosen: Chosen, q_len: int, kv_len: int, q_offset: int) -> Tiles:
     row = (torch.arange(q_len) + (q_offset - chosen.first)).div(chosen.span, rounding_mode="floor")
     column = (torch.arange(kv_len) - chosen.start).div(chosen.block, rounding_mode="floor")
     words = chosen.bits.on("cpu")
+    if not q_len or not kv_len:
+        empty = torch.zeros(*words.shape[:2], -(-q_len // TILE), -(-kv_len // TILE), dtype=torch.int8)
+        return Tiles(empty, empty.int(), torch.zeros(0, TILE, dtype=torch.int64))
     # Tiles within one block are alike: one of them is looked at, and stands for all.
     whole = chosen.block % TILE == 0 and chosen.start % TILE == 0
     width = chosen.columns if whole else kv_len
@@ -50,9 +53,6 @@ def tiles_of(chosen: Chosen, q_len: int, kv_len: int, q_offset: int) -> Tiles:
         else:
             inside = unpacked(words[:, :, some], chosen.columns)[..., column]
             pieces.append(_of_words(_in_tiles(packed(inside)), kv_len))
-    if not pieces:
-        empty = torch.zeros(*words.shape[:2], 0, -(-kv_len // TILE), dtype=torch.int8)
-        return Tiles(empty, empty.int(), torch.zeros(0, TILE, dtype=torch.int64))
     joined = _stacked(pieces)
     if not whole:
         return joined
