@@ -8,7 +8,18 @@ import torch
 from multihead.attend import attention
 from multihead.attend.selector import Pages, TopBlocks, TopKeys
 from multihead.error import MultiheadError
-from multihead.layer import Full, HeadGroup, Int8, MultiHeadAttention, Pruning, Sliding, Static, TalkingHeadsAttention
+from multihead.layer import (
+    Branches,
+    Full,
+    HeadGroup,
+    Int8,
+    MultiHeadAttention,
+    NativeSparseAttention,
+    Pruning,
+    Sliding,
+    Static,
+    TalkingHeadsAttention,
+)
 from multihead.pattern import causal, padding, sliding_window
 from multihead.position import Rotary
 
@@ -62,6 +73,24 @@ def test_step_by_step_is_at_once(selector, kind, randomise):
     for held in (cache, again):
         got = torch.cat([layer(part, mask=causal(), cache=held) for part in tokens[[1, 0], 20:].split(7, 1)], 1)
         torch.testing.assert_close(got, want[[1, 0], 20:], rtol=1e-10, atol=1e-10)
+
+
+@torch.no_grad()
+def test_a_cache_cut_back_forgets_what_was_found_out(randomise):
+    for layer, mask in (
+        (layer_of(randomise, TopBlocks(4, 2)), {"mask": causal()}),
+        (randomise(NativeSparseAttention(32, 4, branches=Branches(block=4, budget=3, window=3))).double(), {}),
+    ):
+        one, other = x(), x()
+        cache = layer.cache(batch=2)
+        layer(one, cache=cache, **mask)
+        cache.cut(18)
+        joined = torch.cat([one[:, :18], other[:, 18:]], 1)
+        want = layer(joined, **mask)
+        torch.testing.assert_close(layer(other[:, 18:39], cache=cache, **mask), want[:, 18:39], rtol=1e-10, atol=1e-10)
+        cache.select([1, 0])
+        last = layer(other[[1, 0], 39:], cache=cache, **mask)
+        torch.testing.assert_close(last, want[[1, 0], 39:], rtol=1e-10, atol=1e-10)
 
 
 def test_a_sliding_cache_keeps_what_the_window_needs(randomise):
