@@ -18,6 +18,9 @@ from multihead.layer.prune import Pruning
 from multihead.layer.support import Support
 from multihead.layer.routing import Router
 from multihead.layer.switch_head import SwitchHeadAttention
+from multihead.layer.native_sparse import Branches, NativeSparseAttention
+from multihead.layer.prune import Pruning
+from multihead.layer.resampler import GatedCrossAttention, PerceiverResampler
 from multihead.layer.talking import TalkingHeadsAttention
 
 __all__ = [
@@ -27,11 +30,13 @@ __all__ = [
     "Block",
     "BlockCache",
     "BlockNorm",
+    "Branches",
     "DifferentialAttention",
     "Family",
     "FeedForward",
     "FeedForwardLayer",
     "Full",
+    "GatedCrossAttention",
     "HeadGroup",
     "Int8",
     "Latent",
@@ -42,8 +47,10 @@ __all__ = [
     "MoAAttention",
     "MoHAttention",
     "MultiHeadAttention",
+    "NativeSparseAttention",
     "Options",
     "OutputGate",
+    "PerceiverResampler",
     "Pruning",
     "QKNorm",
     "Router",

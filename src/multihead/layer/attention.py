@@ -1,6 +1,6 @@
 """The module: projections, heads, concatenation, output projection."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import ClassVar, cast
 
@@ -15,6 +15,7 @@ from multihead.layer.call import Call, Where, check_inputs, check_visible
 from multihead.layer.check import key_widths
 from multihead.layer.group import HeadGroup, read_groups
 from multihead.layer.part import GroupPart, turned, zero_bias
+from multihead.layer.picking import narrowed
 from multihead.layer.placing import Projected, placed
 from multihead.layer.projection import FusedProjection, load_split, save_split
 from multihead.layer.support import Support
@@ -262,8 +263,12 @@ class MultiHeadAttention(Attends):
         call = Call.checked(self, query, key, value, mask=mask, bias=bias, q_offset=q_offset, cache=cache)
         check_visible(mask)
         before = 0 if cache is None else cache.length
+        run: Callable[..., Tensor] = self._heads
+        if torch.compiler.is_compiling() and any(group.pattern is not group.mask for group in self.groups):
+            # What is chosen depends on numbers: a compiled graph is cut around it.
+            run = cast(Callable[..., Tensor], torch.compiler.disable(run))
         try:
-            joined = self._heads(call, positions)
+            joined = run(call, positions)
         except BaseException:
             if cache is not None:
                 cache.cut(before)
@@ -304,6 +309,8 @@ class MultiHeadAttention(Attends):
                 "normaliser": part.normaliser,
                 "q_offset": call.offset(first),
             }
+            if part.group.pattern is not part.group.mask:
+                options = narrowed(call, where, (q, k, v), options)
             heads = self.attended((q, k, v), options)
             joined.append(part.gated(call.query, heads.transpose(1, 2)).flatten(2))
         return joined[0] if len(joined) == 1 else torch.cat(joined, -1)
@@ -354,5 +361,5 @@ class MultiHeadAttention(Attends):
 
 def _needed(group: HeadGroup) -> Kind:
     """What a cache has to keep for a group: the last tokens where its mask looks back no further."""
-    left = None if group.mask is None else group.mask.reach[0]
+    left = None if group.pattern is None else group.pattern.reach[0]
     return Full() if left is None else Sliding(max(left, 0) + 1)
