@@ -161,9 +161,7 @@ class LSHAttention(Attends):
         )
         if cache is not None:
             _check_causal(told)
-        qk, v = (
-            made(query).unflatten(2, (self.heads, -1)).transpose(1, 2) for made in (self.qk_proj, self.v_proj)
-        )
+        qk, v = (made(query).unflatten(2, (self.heads, -1)).transpose(1, 2) for made in (self.qk_proj, self.v_proj))
         with kept(cache):
             if not query.numel():
                 heads = v
@@ -196,11 +194,11 @@ class LSHAttention(Attends):
         rules = Rules(causal=told.causal, dedupe=self.buckets.dedupe, ids=ids, dropout=rate)
         wide = torch.promote_types(qk.dtype, torch.float32)
         found = tile_attention(qk.to(wide), unit(qk), v.to(wide), tiles, rules)
-        lonely = found.lse.detach().isneginf()
-        if told.keep is not None:
-            lonely = lonely & told.keep[:, None]
         alone = dropout(v, rate) if rate else v
-        return torch.where(lonely[..., None], alone.to(wide), found.out).to(qk.dtype)
+        heads = torch.where(found.lse.detach().isneginf()[..., None], alone.to(wide), found.out)
+        if told.keep is not None:
+            heads = heads.where(told.keep[:, None, :, None], 0.0)
+        return heads.to(qk.dtype)
 
     def _further(self, qk: Tensor, v: Tensor, told: PlainMask, cache: LSHCache) -> Tensor:
         """The heads of tokens that follow others."""
@@ -232,7 +230,8 @@ class LSHAttention(Attends):
         alone = itself & ~allowed.any(-1, keepdim=True)
         if told.keep is not None:
             alone = alone & told.keep[:, None, start:length, None]
-        bias = None if self.buckets.dedupe else met.clamp(min=1).log().to(torch.promote_types(q.dtype, torch.float32))
+        wide = torch.promote_types(q.dtype, torch.float32)
+        bias = None if self.buckets.dedupe else met.clamp(min=1).to(wide).log()
         return self.attended((q, unit(qk).to(q.dtype), v), {"mask": allowed | alone, "bias": bias, "scale": 1.0})
 
     def _before(self, told: PlainMask, start: int, count: int) -> Tensor:
