@@ -212,9 +212,8 @@ def test_decoding_is_the_whole_text_at_once(randomise, dedupe):
     for mask in (causal(), causal() & padding(keep), causal() & document(ids)):
         want = layer(x, mask=mask)
         for cuts in ([33], [1] * 33, [10, 1, 2, 7, 1, 12], [2, 3, 28]):
-            cache, got = layer.cache(batch=2), []
-            for part in x.split(cuts, 1):
-                got.append(layer(part, mask=mask, cache=cache))
+            cache = layer.cache(batch=2)
+            got = [layer(part, mask=mask, cache=cache) for part in x.split(cuts, 1)]
             close(torch.cat(got, 1), want)
             assert cache.length == 33
         cache.cut(20)

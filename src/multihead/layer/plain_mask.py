@@ -1,5 +1,6 @@
 """The masks that a module takes which computes no general pattern: causal, padding, documents, and these together."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,18 +56,22 @@ class PlainMask:
                 ids.append(_rows(part.ids.on(like.device), length).unique(return_inverse=True)[1])
             elif part != everything():
                 raise _refused(asked, str(part))
-        for given in (*keep, *ids):
-            if given.shape[0] not in (1, like.shape[0]):
-                raise MultiheadError(
-                    asked=f"a mask for the batch of {like.shape[0]}",
-                    arrived=f"{mask} for a batch of {given.shape[0]}",
-                    remedy="pass ids and padding (batch, length), or (length,) for all rows alike",
-                )
+        _check_batch((*keep, *ids), like.shape[0], mask)
         return cls(causal=causal, keep=_all(keep), ids=_together(ids))
 
 
 def _rows(values: Tensor, length: int) -> Tensor:
     return torch.atleast_2d(values)[:, :length]
+
+
+def _check_batch(rows: Sequence[Tensor], batch: int, mask: Pattern | None) -> None:
+    for given in rows:
+        if given.shape[0] not in (1, batch):
+            raise MultiheadError(
+                asked=f"a mask for the batch of {batch}",
+                arrived=f"{mask} for a batch of {given.shape[0]}",
+                remedy="pass ids and padding (batch, length), or (length,) for all rows alike",
+            )
 
 
 def _all(keep: list[Tensor]) -> Tensor | None:

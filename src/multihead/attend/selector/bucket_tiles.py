@@ -1,6 +1,6 @@
 """Attention of tokens to those that lie near them once all are sorted by bucket: tiles, and several rounds of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -128,13 +128,18 @@ def tile_attention(
         Output and log-sum-exp (batch, heads, length); 0 and -inf where a token meets no other.
     """
     count, chunk = tiles.slots.shape[3:]
+    # Slots without a token look up a row of zeros behind the others; made once, as blocks are as many as tokens.
+    q, k, v = (pad(x, (0, 0, 0, 1)) for x in (q, k, v))
+    codes = tuple(pad(x, (0, 1), value=_NONE) for x in (tiles.own, tiles.back))
+    ids = None if rules.ids is None else pad(rules.ids.expand(q.shape[0], -1), (0, 1))
+    rules = replace(rules, ids=ids)
     height = max(_TARGET // (2 * q.shape[0] * q.shape[1] * chunk * chunk), 1)
     again = torch.is_grad_enabled() and (count > height or tiles.slots.shape[2] > 1)
     rounds: list[Merged] = []
     for place in range(tiles.slots.shape[2]):
         blocks: list[tuple[Tensor, Tensor]] = []
         for first in range(0, count, height):
-            given = (q, k, v, tiles, rules, (place, slice(first, first + height)))
+            given = (q, k, v, tiles, codes, rules, (place, slice(first, first + height)))
             # What a block remembers for its gradient is as large as its scores, several times: it is computed again.
             made = checkpoint(_block, *given, use_reentrant=False) if again else _block(*given)
             blocks.append(cast(tuple[Tensor, Tensor], made))
@@ -169,16 +174,22 @@ def multiplicity(
 
 
 def _block(
-    q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, rules: Rules, where: tuple[int, slice]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tiles: Tiles,
+    codes: tuple[Tensor, ...],
+    rules: Rules,
+    where: tuple[int, slice],
 ) -> tuple[Tensor, Tensor]:
     """Output (batch, heads, tiles, chunk, v_head_dim) and log-sum-exp of some tiles of a round."""
     place, some = where
     rows = tiles.slots[:, :, place, some]
     keys = torch.cat([tiles.before[:, :, place, some], rows], -1)
-    length = q.shape[2]
-    q, k, v = (pad(x, (0, 0, 0, 1)) for x in (q, k, v))
-    scores = _taken(q, rows) @ _taken(k, keys).mT
-    scores = scores.where(_allowed(rows, keys, tiles, rules, (place, length)), -torch.inf)
+    allowed = _allowed(rows, keys, rules, q.shape[2] - 1)
+    if rules.dedupe:
+        _met_before(allowed, (rows, keys), codes, place, wraps=tiles.wraps)
+    scores = (_taken(q, rows) @ _taken(k, keys).mT).where(allowed, -torch.inf)
     peak = scores.detach().amax(-1, keepdim=True)
     peak = peak.where(~peak.isneginf(), 0.0)
     weights = torch.exp(scores - peak)
@@ -191,36 +202,34 @@ def _block(
     return weights @ _taken(v, keys) / safe, lse[..., 0]
 
 
-def _allowed(rows: Tensor, keys: Tensor, tiles: Tiles, rules: Rules, where: tuple[int, int]) -> Tensor:
+def _allowed(rows: Tensor, keys: Tensor, rules: Rules, length: int) -> Tensor:
     """Which keys (batch, heads, tiles, 2 chunk) the queries of their tiles see, (batch, heads, tiles, chunk, 2 chunk).
 
     Slots without a token are numbered `length`, which comes after every token.
     """
-    place, length = where
     i, j = rows[..., None].to(torch.int32), keys[..., None, :].to(torch.int32)
     allowed = j < i if rules.causal else (j != i) & (j < length)
     if rules.ids is not None:
-        ids = pad(rules.ids.expand(rows.shape[0], -1), (0, 1))
-        allowed &= _looked_up(ids, rows)[..., None] == _looked_up(ids, keys)[..., None, :]
-    if rules.dedupe:
-        _met_before(allowed, rows, keys, tiles, place)
+        allowed &= _looked_up(rules.ids, rows)[..., None] == _looked_up(rules.ids, keys)[..., None, :]
     return allowed
 
 
-def _met_before(allowed: Tensor, rows: Tensor, keys: Tensor, tiles: Tiles, place: int) -> None:
+def _met_before(
+    allowed: Tensor, where: tuple[Tensor, Tensor], codes: tuple[Tensor, ...], place: int, *, wraps: bool
+) -> None:
     """Takes out, in place, what is met in an earlier round, or in both tiles that a query sees of this one.
 
     Each pair is left once: the same as log(how often it is met) subtracted from its scores, at less cost.
     """
-    own, back = (pad(x, (0, 1), value=_NONE) for x in (tiles.own, tiles.back))
+    (rows, keys), (own, back) = where, codes
     for earlier in range(place):
         theirs = _looked_up(own[:, :, earlier], keys)[..., None, :]
         mine, behind = (_looked_up(x[:, :, earlier], rows)[..., None] for x in (own, back))
         allowed &= theirs != mine
         allowed &= theirs != behind
-        if tiles.wraps:
+        if wraps:
             allowed &= _looked_up(own[:, :, earlier - 1], keys)[..., None, :] != behind
-    if tiles.wraps:
+    if wraps:
         chunk = rows.shape[-1]
         theirs = _looked_up(own[:, :, place], keys[..., :chunk])[..., None, :]
         allowed[..., :chunk] &= theirs != _looked_up(own[:, :, place], rows)[..., None]

@@ -70,8 +70,8 @@ class Buckets(Selector):
         given = self.count if isinstance(self.count, tuple) else (self.count,)
         if self.count is not None and not (given and all(_is_even(factor) for factor in given)):
             raise MultiheadError(
-                asked="Buckets(count=...): an even number of at least 2, as half of them are the other half's opposites; "
-                "or a tuple of such",
+                asked="Buckets(count=...): an even number of at least 2 (half are the opposites of the others), or a "
+                "tuple of such",
                 arrived=f"count={self.count!r}"[:200],
                 remedy=_even_remedy(self.count),
             )
@@ -184,9 +184,8 @@ class Buckets(Selector):
         k = k.repeat_interleave(heads // kv_heads, 1)
         turns = self.rotations(k)
         theirs, mine = (self._each(x, turns, self.factors(kv_len)) for x in (k, q))
-        rows: list[Tensor] = []
-        for some in mine.split(max(_PAIRS // max(batch * heads * kv_len, 1), 1), 3):
-            rows.append((some[..., None] == theirs[..., None, :]).any(2))
+        height = max(_PAIRS // max(batch * heads * kv_len, 1), 1)
+        rows = [(some[..., None] == theirs[..., None, :]).any(2) for some in mine.split(height, 3)]
         chosen = torch.cat(rows, 2) if rows else torch.zeros(batch, heads, q_len, kv_len, dtype=torch.bool)
         return Chosen.from_blocks(chosen, block=1, q_offset=q_offset or 0)
 
