@@ -42,7 +42,7 @@ class LSHAttention(Attends):
     1 +- 0.004.
 
     With `Buckets(cut="bucket")`, the default, a causal call depends on nothing that comes later, not even through what
-    is chosen. With `cut="sorted"`, which trained Reformers need, the past that a token sees does: where tiles are cut
+    is chosen (but for the length alone, where `Buckets(count=None)` follows it). With `cut="sorted"`, which trained Reformers need, the past that a token sees does: where tiles are cut
     depends on all tokens. Where n <= chunk that form is dense, as published.
 
     Time is O(r n (chunk head_dim + log n)), memory O(n chunk) of one round at a time, in training as well, where
@@ -166,7 +166,7 @@ class LSHAttention(Attends):
             if not query.numel():
                 heads = v
             elif cache is None:
-                heads = self._at_once(qk, v, told, rotations)
+                heads = self._at_once(qk, v, told, self._hash(qk, told, rotations))
             else:
                 heads = self._further(qk, v, told, cache)
         return self.out_proj(heads.transpose(1, 2).flatten(2))
@@ -180,9 +180,9 @@ class LSHAttention(Attends):
         shown = f"{self.embed_dim}, heads={self.heads}, head_dim={self.head_dim}, {self.buckets}"
         return shown + (f", dropout={self.dropout:g}" if self.dropout else "")
 
-    def _at_once(self, qk: Tensor, v: Tensor, told: PlainMask, rotations: Tensor | None) -> Tensor:
+    def _at_once(self, qk: Tensor, v: Tensor, told: PlainMask, buckets: Tensor) -> Tensor:
         """The heads of a whole text, (batch, heads, length, head_dim)."""
-        tiles = self._tiles(self._groups(self._hash(qk, told, rotations), told))
+        tiles = self._tiles(self._groups(buckets, told))
         own = (tiles.own, tiles.back)
         if "attend" in vars(self):
             met = multiplicity(tiles.own, own, wraps=tiles.wraps)
@@ -206,7 +206,7 @@ class LSHAttention(Attends):
         buckets = self._hash(qk, told, None, start)
         if start == 0:
             cache.extend(qk, v, codes_of(buckets, self._groups(buckets, told), self.buckets.chunk).transpose(2, 3))
-            return self._at_once(qk, v, told, None)
+            return self._at_once(qk, v, told, buckets)
         earlier = bucket_of(cache.kept[2].transpose(2, 3))
         every = torch.cat([earlier, buckets], 3)
         if count <= self.buckets.chunk:
