@@ -8,14 +8,18 @@ from multihead.layer.group import HeadGroup, OutputGate, QKNorm, Scoring
 from multihead.layer.latent import Latent, LatentAttention
 from multihead.layer.latent_cache import LatentCache
 from multihead.layer.longformer import LongformerAttention
+from multihead.layer.native_sparse import Branches, NativeSparseAttention
 from multihead.layer.prune import Pruning
+from multihead.layer.resampler import GatedCrossAttention, PerceiverResampler
 from multihead.layer.talking import TalkingHeadsAttention
 
 __all__ = [
     "Attends",
     "AttentionCache",
+    "Branches",
     "DifferentialAttention",
     "Full",
+    "GatedCrossAttention",
     "HeadGroup",
     "Int8",
     "Latent",
@@ -24,8 +28,10 @@ __all__ = [
     "LayerLambda",
     "LongformerAttention",
     "MultiHeadAttention",
+    "NativeSparseAttention",
     "Options",
     "OutputGate",
+    "PerceiverResampler",
     "Pruning",
     "QKNorm",
     "Scoring",

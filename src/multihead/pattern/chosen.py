@@ -147,11 +147,8 @@ class Chosen(Pattern):
         return (found >> column % _WORD & 1).bool()
 
     def _classify(self, rows: Int[Tensor, " rows"], cols: Int[Tensor, " cols"]) -> Int8[Tensor, "_ _ _ _"]:
-        for edges, offset, length, side in (
-            (rows, self.first, self.q_len, "query"),
-            (cols, self.start, self.kv_len, "key"),
-        ):
-            self._check(torch.stack([edges[0], edges[-1] - 1]) - offset, length, side=side, offset=offset)
+        self._check(torch.stack([rows[0], rows[-1] - 1]) - self.first, self.q_len, side="query", offset=self.first)
+        self._check(torch.stack([cols[0], cols[-1] - 1]) - self.start, self.kv_len, side="key", offset=self.start)
         low, high = _touched(cols - self.start, self.block)
         top, bottom = _touched(rows - self.first, self.span)
         words = self.bits.on("cpu")
@@ -169,6 +166,24 @@ class Chosen(Pattern):
             pieces.append(grade(seen == 0, full == (bottom - top)[begin:end, None]))
             begin = end
         return torch.cat(pieces, 2)
+
+    def check_call(self, q_len: int, kv_len: int, q_offset: int) -> None:
+        """Refuses the queries and keys of a call that nothing was chosen for.
+
+        Args:
+            q_len: Number of queries.
+            kv_len: Number of keys, from position 0 on.
+            q_offset: Position of the first query.
+
+        Raises:
+            MultiheadError: Some of them are not those of the call it was chosen in.
+        """
+        for length, begin, own, first, side in (
+            (q_len, q_offset, self.q_len, self.first, "query"),
+            (kv_len, 0, self.kv_len, self.start, "key"),
+        ):
+            if length:
+                self._check(torch.tensor([begin, begin + length - 1]) - first, own, side=side, offset=first)
 
     def _check(self, places: Tensor, length: int, *, side: str, offset: int) -> None:
         """Refuses positions that nothing was chosen for."""

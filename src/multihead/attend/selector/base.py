@@ -8,7 +8,10 @@ from torch import Tensor
 from multihead.pattern import Pattern
 from multihead.pattern.chosen import Chosen
 
-__all__ = ["Chosen", "Selector"]
+__all__ = ["Chosen", "Kept", "Selector"]
+
+# What a selector keeps of the keys it has seen, beside a cache; only it knows what that is.
+Kept = object
 
 
 class Selector(ABC):
@@ -45,3 +48,20 @@ class Selector(ABC):
         Raises:
             MultiheadError: Shapes that do not belong together.
         """
+
+    def select_on(
+        self, q: Tensor, k: Tensor, kept: Kept, *, mask: Pattern | Tensor | None, q_offset: int | None
+    ) -> tuple[Pattern, Kept]:
+        """`select` for a text that grows: what was found out about its first keys need not be found out again.
+
+        Args:
+            q: As in `select`.
+            k: All keys so far; the first of them are those of the call before, unchanged.
+            kept: What the call before gave back; None at first, and where keys were taken away.
+            mask: As in `select`.
+            q_offset: As in `select`.
+
+        Returns:
+            What to attend to, and what to hand over at the next call; None where nothing is kept.
+        """
+        return self.select(q, k, mask=mask, q_offset=q_offset), None
