@@ -5,9 +5,13 @@ from multihead.layer.base import Attends, Options
 from multihead.layer.cache import AttentionCache, Full, Int8, Sliding, Static
 from multihead.layer.differential import DifferentialAttention, LayerLambda, TokenLambda
 from multihead.layer.group import HeadGroup, OutputGate, QKNorm, Scoring
+from multihead.layer.indexed import Index, IndexedAttention
+from multihead.layer.indexed_cache import IndexedCache
 from multihead.layer.latent import Latent, LatentAttention
 from multihead.layer.latent_cache import LatentCache
 from multihead.layer.longformer import LongformerAttention
+from multihead.layer.lsh import LSHAttention
+from multihead.layer.lsh_cache import LSHCache
 from multihead.layer.native_sparse import Branches, NativeSparseAttention
 from multihead.layer.prune import Pruning
 from multihead.layer.resampler import GatedCrossAttention, PerceiverResampler
@@ -21,7 +25,12 @@ __all__ = [
     "Full",
     "GatedCrossAttention",
     "HeadGroup",
+    "Index",
+    "IndexedAttention",
+    "IndexedCache",
     "Int8",
+    "LSHAttention",
+    "LSHCache",
     "Latent",
     "LatentAttention",
     "LatentCache",
