@@ -9,6 +9,8 @@ from multihead.layer.differential import DifferentialAttention, LayerLambda, Tok
 from multihead.layer.family import FAMILIES, Family, build_attention, find_family
 from multihead.layer.feed_forward import FeedForward, FeedForwardLayer
 from multihead.layer.group import HeadGroup, OutputGate, QKNorm, Scoring
+from multihead.layer.indexed import Index, IndexedAttention
+from multihead.layer.indexed_cache import IndexedCache
 from multihead.layer.latent import Latent, LatentAttention
 from multihead.layer.latent_cache import LatentCache
 from multihead.layer.longformer import LongformerAttention
@@ -18,6 +20,8 @@ from multihead.layer.prune import Pruning
 from multihead.layer.support import Support
 from multihead.layer.routing import Router
 from multihead.layer.switch_head import SwitchHeadAttention
+from multihead.layer.lsh import LSHAttention
+from multihead.layer.lsh_cache import LSHCache
 from multihead.layer.native_sparse import Branches, NativeSparseAttention
 from multihead.layer.prune import Pruning
 from multihead.layer.resampler import GatedCrossAttention, PerceiverResampler
@@ -38,7 +42,12 @@ __all__ = [
     "Full",
     "GatedCrossAttention",
     "HeadGroup",
+    "Index",
+    "IndexedAttention",
+    "IndexedCache",
     "Int8",
+    "LSHAttention",
+    "LSHCache",
     "Latent",
     "LatentAttention",
     "LatentCache",
