@@ -85,7 +85,8 @@ def _checked(part: Attended | Merged, first: Attended | Merged) -> Tensor:
                 if isinstance(normaliser, Softmax)
                 else "add the outputs of the parts: each weight of a sigmoid stands by itself"
                 if normaliser.merges
-                else "give it all keys at once: the threshold of a row depends on every score in it",
+                else "give it all keys at once: the threshold of a row depends on every score in it; or take "
+                "Softmax(), which can be joined",
             )
     if part.out.shape != first.out.shape or part.lse is None or part.lse.shape != part.out.shape[:3]:
         raise MultiheadError(
