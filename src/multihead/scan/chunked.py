@@ -1,6 +1,7 @@
 """Both scans in chunks: within a chunk by products of matrices, from chunk to chunk by states."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -9,6 +10,8 @@ from multihead.scan.decay import Sums, carried, floor_of, scores
 
 # Tokens in a chunk: measured to be fastest for heads of 64 on CPUs.
 CHUNK = 64
+# Chunks of all states that are computed at once: what lies between them then stays in the processor's cache.
+_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,7 +50,7 @@ class Prepared:
         )
 
 
-def prepared(  # noqa: PLR0913 - what both scans are given
+def prepared(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -188,16 +191,20 @@ def delta_step(given: Prepared, memory: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _split(given: Prepared, chunk: int) -> list[tuple[Prepared, int]]:
-    """The whole chunks, and what is left over as a shorter one: nothing is padded."""
+    """Stretches of whole chunks, and what is left over as a shorter one: nothing is padded."""
     whole = given.length // chunk
-    if whole * chunk == given.length:
+    batch, states = given.k.shape[:2]
+    # A graph gets one stretch, whatever the length.
+    stretch = max(1, whole if torch.compiler.is_compiling() else _AT_ONCE // max(1, batch * states))
+    if 0 < whole <= stretch and whole * chunk == given.length:
         return [(given, whole)]
-    rest = given.part(whole * chunk, given.length), 1
-    return [rest] if whole == 0 else [(given.part(0, whole * chunk), whole), rest]
+    edges = [*range(0, whole, stretch), whole]
+    parts = [(given.part(a * chunk, b * chunk), b - a) for a, b in pairwise(edges)]
+    return parts if whole * chunk == given.length else [*parts, (given.part(whole * chunk, given.length), 1)]
 
 
 def _cut(given: Prepared, count: int) -> tuple[Tensor, Tensor, Tensor, Sums | None]:
-    """q (batch, states, chunks, group, chunk, head_dim), k, v (batch, states, chunks, chunk, ...), sums of decays."""
+    """Queries (batch, states, chunks, group, chunk, head_dim), k, v (batch, states, chunks, chunk, ...), sums of decays."""
     size = given.length // count
     q = given.q.unflatten(3, (count, size)).transpose(2, 3)
     k, v = (x.unflatten(2, (count, size)) for x in (given.k, given.v))

@@ -11,7 +11,7 @@ from multihead.scan.check import check_beta, check_decay, check_flags, check_inp
 from multihead.scan.state import DeltaState, LinearState, Scanned
 
 
-def linear_attention(  # noqa: PLR0913 - tensors, and what may be left out
+def linear_attention(
     q: Float[Tensor, "batch heads length head_dim"],
     k: Float[Tensor, "batch kv_heads length head_dim"],
     v: Float[Tensor, "batch kv_heads length v_head_dim"],
@@ -77,7 +77,7 @@ def linear_attention(  # noqa: PLR0913 - tensors, and what may be left out
     return Scanned(out=_told(out, q, valid), state=LinearState(memory=memory, mass=mass))
 
 
-def delta_rule(  # noqa: PLR0913 - tensors, and what may be left out
+def delta_rule(
     q: Float[Tensor, "batch heads length head_dim"],
     k: Float[Tensor, "batch kv_heads length head_dim"],
     v: Float[Tensor, "batch kv_heads length v_head_dim"],

@@ -6,7 +6,7 @@ from torch import Tensor
 from multihead.scan.state import DeltaState, LinearState, Scanned
 
 
-def linear(  # noqa: PLR0913 - the signature of `linear_attention`
+def linear(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -35,7 +35,7 @@ def linear(  # noqa: PLR0913 - the signature of `linear_attention`
     return Scanned(out=_joined(out, q, v), state=LinearState(memory=memory, mass=mass if normalise else None))
 
 
-def delta(  # noqa: PLR0913 - the signature of `delta_rule`
+def delta(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -64,7 +64,7 @@ def delta(  # noqa: PLR0913 - the signature of `delta_rule`
 def _wide(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, least: int = 1
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q (batch, states, group, length, head_dim), k, v and decays (batch, states, length, ...), in float32 or wider."""
+    """Queries (batch, states, group, length, head_dim), k, v and decays (batch, states, length, ...), in float32 or wider."""
     dtype = torch.promote_types(q.dtype, torch.float32)
     batch, heads, length, head_dim = q.shape
     decay = q.new_zeros(k.shape[1]) if log_decay is None else log_decay
