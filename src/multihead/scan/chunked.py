@@ -204,7 +204,7 @@ def _split(given: Prepared, chunk: int) -> list[tuple[Prepared, int]]:
 
 
 def _cut(given: Prepared, count: int) -> tuple[Tensor, Tensor, Tensor, Sums | None]:
-    """Queries (batch, states, chunks, group, chunk, head_dim), k, v (batch, states, chunks, chunk, ...), sums of decays."""
+    """Queries (batch, states, chunks, group, chunk, head_dim), k, v (batch, states, chunks, chunk, ...), and sums."""
     size = given.length // count
     q = given.q.unflatten(3, (count, size)).transpose(2, 3)
     k, v = (x.unflatten(2, (count, size)) for x in (given.k, given.v))

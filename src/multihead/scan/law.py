@@ -64,7 +64,7 @@ def delta(
 def _wide(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, least: int = 1
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries (batch, states, group, length, head_dim), k, v and decays (batch, states, length, ...), in float32 or wider."""
+    """Queries (batch, states, group, length, head_dim), k, v and decays (batch, states, length, ...), wide."""
     dtype = torch.promote_types(q.dtype, torch.float32)
     batch, heads, length, head_dim = q.shape
     decay = q.new_zeros(k.shape[1]) if log_decay is None else log_decay
