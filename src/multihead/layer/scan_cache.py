@@ -90,6 +90,8 @@ class StateGroup:
     def __init__(self, kind: State) -> None:
         self.kind = kind
         self.rows = StateRows()
+        # Of selectors, which linear heads have none of.
+        self.kept: object = None
 
 
 class StateCache:
