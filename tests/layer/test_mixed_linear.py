@@ -6,7 +6,15 @@ import torch
 from multihead.attend import Softmax
 from multihead.error import MultiheadError
 from multihead.hooks import watching
-from multihead.layer import HeadGroup, Linear, MultiHeadAttention, Pruning, Scoring, TalkingHeadsAttention, retention_decay
+from multihead.layer import (
+    HeadGroup,
+    Linear,
+    MultiHeadAttention,
+    Pruning,
+    Scoring,
+    TalkingHeadsAttention,
+    retention_decay,
+)
 from multihead.pattern import causal, document, padding, sliding_window
 from multihead.position import ALiBi, Rotary, alibi_slopes
 from multihead.scan import EluPlusOne, Favor, Identity

@@ -222,8 +222,6 @@ class Pruning:
         part.group = _smaller(kept, position)
         if part.linear is not None and isinstance(part.group.scoring, Linear):
             self._set(part.linear, "options", part.group.scoring)
-            if part.linear.log_decay is not None:
-                self._cut(part.linear, "log_decay", 0, kv_heads)
         self._undo.append(lambda: setattr(part, "group", before))
 
     def _cut_position(self, part: GroupPart, position: PositionBias, heads: Tensor) -> PositionBias:
