@@ -5,6 +5,7 @@ from multihead.layer.base import Attends, Options
 from multihead.layer.block import Block, BlockNorm
 from multihead.layer.block_cache import BlockCache
 from multihead.layer.cache import AttentionCache, Full, Int8, Sliding, Static
+from multihead.layer.delta import DeltaNetState, GatedDeltaNet
 from multihead.layer.differential import DifferentialAttention, LayerLambda, TokenLambda
 from multihead.layer.family import FAMILIES, Family, build_attention, find_family
 from multihead.layer.feed_forward import FeedForward, FeedForwardLayer
@@ -13,18 +14,20 @@ from multihead.layer.indexed import Index, IndexedAttention
 from multihead.layer.indexed_cache import IndexedCache
 from multihead.layer.latent import Latent, LatentAttention
 from multihead.layer.latent_cache import LatentCache
+from multihead.layer.linear import GatedLinearAttention, LinearAttention, SwishGate
+from multihead.layer.linear_options import Linear, retention_decay
 from multihead.layer.longformer import LongformerAttention
-from multihead.layer.mixture_of_attention import MoAAttention
-from multihead.layer.mixture_of_heads import MoHAttention
-from multihead.layer.prune import Pruning
-from multihead.layer.support import Support
-from multihead.layer.routing import Router
-from multihead.layer.switch_head import SwitchHeadAttention
 from multihead.layer.lsh import LSHAttention
 from multihead.layer.lsh_cache import LSHCache
+from multihead.layer.mixture_of_attention import MoAAttention
+from multihead.layer.mixture_of_heads import MoHAttention
 from multihead.layer.native_sparse import Branches, NativeSparseAttention
 from multihead.layer.prune import Pruning
 from multihead.layer.resampler import GatedCrossAttention, PerceiverResampler
+from multihead.layer.routing import Router
+from multihead.layer.scan_cache import StateCache
+from multihead.layer.support import Support
+from multihead.layer.switch_head import SwitchHeadAttention
 from multihead.layer.talking import TalkingHeadsAttention
 
 __all__ = [
@@ -35,12 +38,15 @@ __all__ = [
     "BlockCache",
     "BlockNorm",
     "Branches",
+    "DeltaNetState",
     "DifferentialAttention",
     "Family",
     "FeedForward",
     "FeedForwardLayer",
     "Full",
     "GatedCrossAttention",
+    "GatedDeltaNet",
+    "GatedLinearAttention",
     "HeadGroup",
     "Index",
     "IndexedAttention",
@@ -52,6 +58,8 @@ __all__ = [
     "LatentAttention",
     "LatentCache",
     "LayerLambda",
+    "Linear",
+    "LinearAttention",
     "LongformerAttention",
     "MoAAttention",
     "MoHAttention",
@@ -65,11 +73,14 @@ __all__ = [
     "Router",
     "Scoring",
     "Sliding",
+    "StateCache",
     "Static",
     "Support",
+    "SwishGate",
     "SwitchHeadAttention",
     "TalkingHeadsAttention",
     "TokenLambda",
     "build_attention",
     "find_family",
+    "retention_decay",
 ]

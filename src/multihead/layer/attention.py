@@ -14,10 +14,13 @@ from multihead.layer.cache import AttentionCache, Full, Kind, Sliding
 from multihead.layer.call import Call, Where, check_inputs, check_visible
 from multihead.layer.check import key_widths
 from multihead.layer.group import HeadGroup, read_groups
+from multihead.layer.linear_heads import linear_heads
+from multihead.layer.linear_options import Linear
 from multihead.layer.part import GroupPart, turned, zero_bias
 from multihead.layer.picking import narrowed
 from multihead.layer.placing import Projected, placed
 from multihead.layer.projection import FusedProjection, load_split, save_split
+from multihead.layer.scan_cache import State, StateGroup
 from multihead.layer.support import Support
 from multihead.layer.torch_exchange import check_plain, torch_module, torch_weights
 from multihead.pattern import Pattern
@@ -190,7 +193,7 @@ class MultiHeadAttention(Attends):
         Args:
             batch: Number of sequences.
             kind: `Full()`, `Static(length)`, `Sliding(window)`, or `Int8(...)` around one of them. None keeps what each
-                group needs: the last tokens where its mask has a window, all elsewhere.
+                group needs: the last tokens where its mask has a window, all elsewhere. Linear heads keep a state.
 
         Raises:
             MultiheadError: A batch that is no count.
@@ -203,7 +206,7 @@ class MultiHeadAttention(Attends):
             >>> torch.allclose(torch.cat(parts, 1), layer(x, mask=causal()), atol=1e-5)
             True
         """
-        kinds = [kind if kind is not None else _needed(group) for group in self.groups]
+        kinds = [_needed(group, kind) for group in self.groups]
         return AttentionCache(self.groups, batch=batch, kinds=kinds)
 
     def remember(self, key: Tensor, value: Tensor | None = None) -> AttentionCache:
@@ -224,6 +227,7 @@ class MultiHeadAttention(Attends):
         made = AttentionCache(self.groups, batch=key.shape[0], kinds=[Full()] * len(self.groups), fixed=True)
         for group, part, (k, v) in zip(made.groups, self._parts, self._keys_values(key, value), strict=True):
             k = part.normed(k, part.k_norm)
+            assert not isinstance(group, StateGroup)
             group.append(k if part.turns_late else turned(k, part.rotation_from(0, k)), v)
         return made
 
@@ -298,6 +302,10 @@ class MultiHeadAttention(Attends):
         """The heads of all groups, joined: (batch, q_len, sum of heads * v_head_dim). New keys go into the cache."""
         joined: list[Tensor] = []
         for place, (part, qkv) in enumerate(zip(self._parts, self._projected(call), strict=True)):
+            if part.linear is not None:
+                heads = linear_heads(call, place, part.linear, qkv, positions)
+                joined.append(part.gated(call.query, heads.transpose(1, 2)).flatten(2))
+                continue
             q, k, v, first = placed(call, (place, part), qkv, positions)
             where = Where(place=place, groups=self.groups, kv_len=k.shape[2], first=first)
             scoring = part.group.scoring
@@ -359,7 +367,11 @@ class MultiHeadAttention(Attends):
         return [part.view(*lead, *shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def _needed(group: HeadGroup) -> Kind:
-    """What a cache has to keep for a group: the last tokens where its mask looks back no further."""
+def _needed(group: HeadGroup, kind: Kind | None) -> Kind | State:
+    """What a cache keeps for a group: what was asked for, or the last tokens where its mask looks back no further."""
+    if isinstance(group.scoring, Linear):
+        return State()
+    if kind is not None:
+        return kind
     left = None if group.pattern is None else group.pattern.reach[0]
     return Full() if left is None else Sliding(max(left, 0) + 1)

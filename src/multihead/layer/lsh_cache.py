@@ -7,6 +7,7 @@ from torch.nn.functional import pad
 
 from multihead.layer.cache import AttentionCache, Full, Static
 from multihead.layer.group import HeadGroup
+from multihead.layer.scan_cache import StateGroup
 
 _BITS = 32  # of a code that count the tiles of a bucket; those above are the bucket
 
@@ -32,7 +33,9 @@ class LSHCache(AttentionCache):
 
     def extend(self, qk: Tensor, v: Tensor, codes: Tensor) -> None:
         """Add tokens (batch, heads, length, ...)."""
-        self.groups[0].rows.append((qk, v, codes))
+        (held,) = self.groups
+        assert not isinstance(held, StateGroup)
+        held.rows.append((qk, v, codes))
 
 
 def codes_of(buckets: Int[Tensor, "batch heads rounds length"], groups: Tensor, chunk: int) -> Tensor:

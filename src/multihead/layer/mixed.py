@@ -7,6 +7,7 @@ from torch import Tensor
 from multihead.attend import Softmax
 from multihead.error import MultiheadError, check_kinds
 from multihead.layer.group import HeadGroup
+from multihead.layer.linear_options import Linear
 from multihead.pattern import Pattern
 from multihead.position import PositionBias
 
@@ -19,6 +20,13 @@ def one_group(heads: object, embed_dim: int) -> HeadGroup:
         heads = HeadGroup(heads)
     check_kinds({"heads": heads}, (HeadGroup,), "a number of heads, or one HeadGroup(...)")
     assert isinstance(heads, HeadGroup)
+    if isinstance(heads.scoring, Linear) or heads.pattern is not heads.mask:
+        linear = isinstance(heads.scoring, Linear)
+        raise MultiheadError(
+            asked="a mixture of heads, which weigh keys by a softmax within a pattern",
+            arrived=f"HeadGroup({'scoring=Linear(...)' if linear else f'mask={heads.mask}'})",
+            remedy="use MultiHeadAttention, which takes linear heads and heads that choose their keys",
+        )
     return heads.settled(embed_dim, alone=True)
 
 
@@ -64,6 +72,6 @@ def _differing(given: HeadGroup | Pattern | Tensor | None) -> str:
         f"position={type(given.position).__name__}": isinstance(given.position, PositionBias),
         f"norm={norm}": norm is not None and norm.over != "head",
         f"normaliser={softmax}": isinstance(softmax, Softmax) and softmax.sinks is not None,
-        f"mask={given.mask}": by_head(given.mask),
+        f"mask={given.mask}": by_head(given.pattern),
     }
     return ", ".join(name for name, differs in found.items() if differs)

@@ -22,6 +22,7 @@ from multihead.layer.compress import LearnedCompression, MeanCompression
 from multihead.layer.group import HeadGroup, Scoring, read_groups
 from multihead.layer.part import GroupPart, zero_bias
 from multihead.layer.placing import placed
+from multihead.layer.scan_cache import StateGroup
 from multihead.layer.support import Support
 from multihead.pattern import Pattern, Tile, causal, sliding_window
 from multihead.position import PositionBias
@@ -224,6 +225,7 @@ class NativeSparseAttention(Attends):
         assert isinstance(call.mask, Pattern)
         offset = call.offset(0) or 0
         held = None if call.cache is None else call.cache.groups[0]
+        assert not isinstance(held, StateGroup)
         short = self._compressed(k, v, held)
         scale = part.group.scoring.scale
         scale = self.head_dim**-0.5 if scale is None else scale

@@ -17,6 +17,7 @@ from multihead.layer.call import Call, Where, check_visible
 from multihead.layer.check import check_counts
 from multihead.layer.group import HeadGroup, read_groups
 from multihead.layer.kept import kept
+from multihead.layer.linear_options import Linear
 from multihead.layer.part import GroupPart, zero_bias
 from multihead.layer.placing import placed
 from multihead.layer.support import Support
@@ -80,6 +81,12 @@ class TalkingHeadsAttention(Attends):
                 asked="heads that talk to one another within a pattern: each needs the scores of all",
                 arrived=f"mask={group.mask}, which chooses keys for each head by itself",
                 remedy="use MultiHeadAttention for it, or give a pattern such as sliding_window(256)",
+            )
+        if isinstance(group.scoring, Linear):
+            raise MultiheadError(
+                asked="heads that exchange scores and weights",
+                arrived="HeadGroup(scoring=Linear(...)), whose heads have neither",
+                remedy="use MultiHeadAttention or LinearAttention for linear heads",
             )
         group = group.settled(embed_dim, alone=True)
         self.embed_dim, self.groups = embed_dim, (group,)
