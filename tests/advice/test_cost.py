@@ -1,4 +1,4 @@
-"""Formulas against counts: of torch's own counter, of the pairs of patterns, of the tensors that autograd keeps."""
+"""Formulas against counts: of the products that run, of the pairs of patterns, of the tensors that autograd keeps."""
 
 import math
 
@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from multihead.advice import (
     LAWS,
@@ -30,11 +30,23 @@ WINDOWED = {"window": band(WINDOW - 1, WINDOW - 1), "longformer": band(WINDOW, W
 COUNTS = st.integers(1, 40)
 
 
+class Products(TorchDispatchMode):
+    """Multiply-adds of the matrix products that run. Torch's own counter takes seconds to load."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        name = operator.overloadpacket.__name__
+        if name in ("mm", "bmm", "addmm", "baddbmm"):
+            left, right = args[-2:]
+            self.count += left.numel() * right.shape[-1]
+        return operator(*args, **(kwargs or {}))
+
+
 def products(run):
-    """Multiply-adds of the matrix products that run."""
-    with FlopCounterMode(display=False) as counter:
+    with Products() as counter:
         run()
-    return counter.get_total_flops() // 2
+    return counter.count
 
 
 def layer_of(name, sizes):
@@ -53,7 +65,7 @@ def test_every_kind_that_is_built_by_name_has_its_formulas():
 
 @pytest.mark.parametrize("name", DENSE)
 @pytest.mark.parametrize(("batch", "length", "heads", "head_dim"), [(2, 24, 4, 8), (1, 33, 8, 4), (3, 17, 2, 16)])
-def test_multiply_adds_are_what_torch_counts(name, batch, length, heads, head_dim):
+def test_multiply_adds_are_those_that_run(name, batch, length, heads, head_dim):
     sizes = Sizes(length, batch=batch, heads=heads, head_dim=head_dim, causal=False)
     layer, x = layer_of(name, sizes)
     cost = estimate_cost(name, sizes)
@@ -137,9 +149,9 @@ def test_the_cache_holds_so_many_bytes(name, dtype):
         for part in torch.randn(3, length, 32, dtype=getattr(torch, dtype)).split(64 if window else length, 1):
             layer(part, mask=causal(), cache=cache)
     if window:
-        # Whole rows are moved to the front now and then, so there is room for more of them.
+        # Rows are moved to the front now and then, not at each step: there is room for more of them.
         assert cost.cache_per_token == 0
-        assert cost.cache <= cache.nbytes < estimate_cost("multi_head", sizes).cache
+        assert cost.cache <= cache.nbytes <= 2 * cost.cache * (window + 64) / window
     else:
         assert cache.nbytes == cost.cache
         assert cost.cache == 3 * length * cost.cache_per_token
