@@ -58,7 +58,7 @@ def main():
             continue
         print(f"{time.strftime('%H:%M:%S')}  {number + 1}/{len(wanted)}  {' '.join(map(str, key))} ... ", end="")
         sys.stdout.flush()
-        cells[key] = joined(cells.get(key), run(key, who, options))
+        cells[key] = dict(zip(("step", "length"), key, strict=True)) | joined(cells.get(key), run(key, who, options))
         print(brief(cells[key]), flush=True)
         save(options.json, about, cells)
     show(about, list(cells.values()))
