@@ -58,7 +58,10 @@ def main():
             continue
         print(f"{time.strftime('%H:%M:%S')}  {number + 1}/{len(wanted)}  {' '.join(map(str, key))} ... ", end="")
         sys.stdout.flush()
-        cells[key] = dict(zip(("step", "length"), key, strict=True)) | joined(cells.get(key), run(key, who, options))
+        # Whoever comes later takes turns with the base too, whose first numbers stay.
+        bases = {base_of(name) for name in who} if key[1] <= max(LENGTHS) else set()
+        result = run(key, [*sorted(bases - set(who)), *who], options)
+        cells[key] = dict(zip(("step", "length"), key, strict=True)) | joined(cells.get(key), result)
         print(brief(cells[key]), flush=True)
         save(options.json, about, cells)
     show(about, list(cells.values()))
@@ -136,7 +139,7 @@ def joined(before, result):
     """What is told of a cell in two runs."""
     if before is None:
         return result
-    return result | {part: before.get(part, {}) | result.get(part, {}) for part in ("contenders", "absent")}
+    return result | {part: result.get(part, {}) | before.get(part, {}) for part in ("contenders", "absent")}
 
 
 def brief(cell):
