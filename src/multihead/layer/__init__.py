@@ -5,15 +5,19 @@ from multihead.layer.base import Attends, Options
 from multihead.layer.block import Block, BlockNorm
 from multihead.layer.block_cache import BlockCache
 from multihead.layer.cache import AttentionCache, Full, Int8, Sliding, Static
+from multihead.layer.delta import DeltaNetState, GatedDeltaNet
 from multihead.layer.differential import DifferentialAttention, LayerLambda, TokenLambda
 from multihead.layer.family import FAMILIES, Family, build_attention, find_family
 from multihead.layer.feed_forward import FeedForward, FeedForwardLayer
 from multihead.layer.group import HeadGroup, OutputGate, QKNorm, Scoring
 from multihead.layer.latent import Latent, LatentAttention
 from multihead.layer.latent_cache import LatentCache
+from multihead.layer.linear import GatedLinearAttention, LinearAttention, SwishGate
+from multihead.layer.linear_options import Linear, retention_decay
 from multihead.layer.longformer import LongformerAttention
 from multihead.layer.prune import Pruning
 from multihead.layer.support import Support
+from multihead.layer.scan_cache import StateCache
 from multihead.layer.talking import TalkingHeadsAttention
 
 __all__ = [
@@ -23,17 +27,22 @@ __all__ = [
     "Block",
     "BlockCache",
     "BlockNorm",
+    "DeltaNetState",
     "DifferentialAttention",
     "Family",
     "FeedForward",
     "FeedForwardLayer",
     "Full",
+    "GatedDeltaNet",
+    "GatedLinearAttention",
     "HeadGroup",
     "Int8",
     "Latent",
     "LatentAttention",
     "LatentCache",
     "LayerLambda",
+    "Linear",
+    "LinearAttention",
     "LongformerAttention",
     "MultiHeadAttention",
     "Options",
@@ -42,10 +51,15 @@ __all__ = [
     "QKNorm",
     "Scoring",
     "Sliding",
+    "StateCache",
     "Static",
     "Support",
     "TalkingHeadsAttention",
     "TokenLambda",
     "build_attention",
     "find_family",
+    "SwishGate",
+    "TalkingHeadsAttention",
+    "TokenLambda",
+    "retention_decay",
 ]

@@ -11,6 +11,7 @@ from multihead.error import MultiheadError, check_kinds, kind_and_text
 from multihead.layer.check import check_counts, check_whole
 from multihead.layer.group import HeadGroup
 from multihead.layer.rows import Bytes, Plain, Rows
+from multihead.layer.scan_cache import State, StateGroup
 from multihead.pattern.check import whole
 
 
@@ -129,16 +130,18 @@ class AttentionCache:
         fixed: Whether it holds another sequence, to which nothing is added (cross-attention).
 
     Attributes:
-        groups: One `GroupCache` for each group of heads.
+        groups: One `GroupCache` for each group of heads, a `StateGroup` for linear ones.
         batch: Number of sequences.
         fixed: As above.
     """
 
-    def __init__(self, groups: Sequence[HeadGroup], *, batch: int, kinds: Sequence[Kind], fixed: bool = False) -> None:
+    def __init__(
+        self, groups: Sequence[HeadGroup], *, batch: int, kinds: Sequence[Kind | State], fixed: bool = False
+    ) -> None:
         check_counts({"batch": batch})
         for kind in kinds:
-            check_kinds({"kind": kind}, (Full, Static, Sliding, Int8), _KINDS)
-        self.groups = tuple(GroupCache(kind) for kind in kinds)
+            check_kinds({"kind": kind}, (Full, Static, Sliding, Int8, State), _KINDS)
+        self.groups = tuple(StateGroup(kind) if isinstance(kind, State) else GroupCache(kind) for kind in kinds)
         self.batch, self.fixed = batch, fixed
         self._heads = tuple(group.sizes for group in groups)
         self._filled_by: ReferenceType[object] | None = None

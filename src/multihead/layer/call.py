@@ -14,6 +14,7 @@ from multihead.error import MultiheadError, check_kinds
 from multihead.layer.cache import AttentionCache
 from multihead.layer.group import HeadGroup
 from multihead.layer.projection import FusedProjection
+from multihead.layer.scan_cache import StateGroup
 from multihead.pattern import Pattern
 from multihead.position import PositionBias
 
@@ -191,6 +192,7 @@ class Call:
     def kept(self, place: int, k: Tensor | None, v: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, int]:
         """Keys and values a group attends to, new ones put into the cache, and the position of the first of them."""
         held = None if self.cache is None else self.cache.groups[place]
+        assert not isinstance(held, StateGroup)
         if k is not None and v is not None:
             return (k, v, 0) if held is None else held.append(k, v)
         assert held is not None

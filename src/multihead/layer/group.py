@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from multihead.attend import Normaliser, Softmax
 from multihead.error import MultiheadError, check_kinds
 from multihead.layer.check import check_counts, check_eps, divided, listed_divisors
+from multihead.layer.linear_options import Linear
 from multihead.pattern import Pattern
 from multihead.position import PositionBias, Rotary
 
@@ -120,7 +121,7 @@ class HeadGroup:
         mask: Pairs these heads are kept to, besides the mask of a call.
         position: `Rotary`, which turns queries and keys, or a bias: `ALiBi`, `RelativeTable`, `AdaptiveSpan`. A bias
             whose tensor is an `nn.Parameter` is learned with the module; give several modules the same one to share it.
-        scoring: Norm of queries and keys, scale, softcap, normaliser, sinks.
+        scoring: Norm of queries and keys, scale, softcap, normaliser, sinks; or `Linear`, for linear attention.
         gate: Of the outputs, or None.
 
     Raises:
@@ -138,7 +139,7 @@ class HeadGroup:
     v_head_dim: int | None = None
     mask: Pattern | None = None
     position: Position | None = None
-    scoring: Scoring = field(default_factory=Scoring)
+    scoring: Scoring | Linear = field(default_factory=Scoring)
     gate: OutputGate | None = None
 
     def __post_init__(self) -> None:
@@ -146,7 +147,8 @@ class HeadGroup:
         check_counts({"heads": self.heads} | {name: size for name, size in sizes.items() if size is not None})
         check_kinds({"mask": self.mask}, (Pattern, NoneType), "a pattern, such as sliding_window(256), or None")
         check_kinds({"position": self.position}, (Rotary, *get_args(PositionBias), NoneType), POSITION)
-        check_kinds({"scoring": self.scoring}, (Scoring,), "Scoring(...)")
+        check_kinds({"scoring": self.scoring}, (Scoring, Linear), "Scoring(...), or Linear(...) for linear attention")
+        self._check_linear()
         check_kinds({"gate": self.gate}, (OutputGate, NoneType), "OutputGate(...) or None")
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise MultiheadError(
@@ -163,6 +165,15 @@ class HeadGroup:
                     arrived=f"{getattr(self, name)} for heads={heads}",
                     remedy=f"build it for {self.heads} heads",
                 )
+
+    def _check_linear(self) -> None:
+        """Refuses a mask of heads that see earlier tokens as one sum only."""
+        if isinstance(self.scoring, Linear) and self.mask is not None:
+            raise MultiheadError(
+                asked="linear heads, which see earlier tokens only as one sum",
+                arrived=f"mask={self.mask}",
+                remedy="leave the mask out, or use softmax heads: HeadGroup(..., mask=...) without scoring=Linear(...)",
+            )
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:

@@ -8,6 +8,8 @@ from torch.nn.functional import layer_norm, normalize, rms_norm
 
 from multihead.attend import Normaliser, Softmax
 from multihead.layer.group import HeadGroup, QKNorm, learned
+from multihead.layer.linear_options import Linear
+from multihead.layer.linear_part import LinearPart
 from multihead.position import PositionBias, Rotary, Rotation
 
 _SOFTMAX = Softmax()
@@ -62,6 +64,7 @@ class GroupPart(nn.Module):
         sinks: (heads,) or None.
         bias: The tensor of a position bias, or None.
         gate: Linear map of the queries to the logits of the gates, or None.
+        linear: Features and decays of linear heads, or None.
     """
 
     def __init__(self, group: HeadGroup, embed_dim: int) -> None:
@@ -80,6 +83,7 @@ class GroupPart(nn.Module):
             self.bias = parameter
         out = 0 if group.gate is None else heads * (1 if group.gate.per == "head" else v_head_dim)
         self.gate = None if group.gate is None else nn.Linear(embed_dim, out, bias=group.gate.bias)
+        self.linear = LinearPart(group.scoring, group) if isinstance(group.scoring, Linear) else None
 
     def reset_parameters(self) -> None:
         """Start anew, but for a position bias, which is the caller's own."""

@@ -17,6 +17,7 @@ from multihead.layer.call import Call, Where, check_visible
 from multihead.layer.check import check_counts
 from multihead.layer.group import HeadGroup, read_groups
 from multihead.layer.kept import kept
+from multihead.layer.linear_options import Linear
 from multihead.layer.part import GroupPart, zero_bias
 from multihead.layer.placing import placed
 from multihead.layer.support import Support
@@ -74,6 +75,12 @@ class TalkingHeadsAttention(Attends):
                 asked="heads that talk to one another: one HeadGroup",
                 arrived=f"{1 + len(others)} groups",
                 remedy="give a module to each group and add their outputs",
+            )
+        if isinstance(group.scoring, Linear):
+            raise MultiheadError(
+                asked="heads that exchange scores and weights",
+                arrived="HeadGroup(scoring=Linear(...)), whose heads have neither",
+                remedy="use MultiHeadAttention or LinearAttention for linear heads",
             )
         group = group.settled(embed_dim, alone=True)
         self.embed_dim, self.groups = embed_dim, (group,)
