@@ -16,9 +16,11 @@ from torch import Tensor
 
 from multihead.attend.normaliser import Softmax
 from multihead.attend.problem import Problem
+from multihead.attend.selected import Tiles, both, tiles_of
 from multihead.pattern import Pattern, band, every, lower
 from multihead.pattern.algebra import NOTHING, And, Shifted
 from multihead.pattern.blocked import Blocked, block_of
+from multihead.pattern.chosen import Chosen
 from multihead.pattern.heads import PerHead
 from multihead.pattern.law import Bounds
 from multihead.pattern.relative import Relative
@@ -135,12 +137,27 @@ def _parts_of_mask(problem: Problem) -> MaskParts:
         return _of_tensor(problem.mask, problem.kv_len)
     if isinstance(problem.mask, Relative) and not _watched():
         return _of_window(problem.mask.low, problem.mask.high)
-    bounds = [_bounds(piece) for piece in _pieces(problem.mask)]
+    pieces = _pieces(problem.mask)
+    chosen = [piece for piece in pieces if isinstance(piece, Chosen)]
+    if chosen:
+        others = [piece for piece in pieces if not isinstance(piece, Chosen)]
+        rest = _parts_of_mask(replace(problem, mask=reduce(_and, others) if others else None))
+        return _with_chosen(rest, chosen, problem)
+    bounds = [_bounds(piece) for piece in pieces]
     windows = tuple(bound for bound in bounds if bound is not None)
     key = (problem.mask, problem.q_len, problem.kv_len, problem.q_offset or 0)
     if _watched():
         return _lowered(*key)
     return MaskParts(window=_window(windows)) if len(windows) == len(bounds) else _remembered(key)
+
+
+def _with_chosen(rest: MaskParts, chosen: list[Chosen], problem: Problem) -> MaskParts:
+    """What was chosen for this very call, among what all other parts allow: nothing of it is worth remembering."""
+    maps = [tiles_of(some, problem.q_len, problem.kv_len, problem.q_offset or 0) for some in chosen]
+    if rest.tile_class is not None and rest.tile_index is not None and rest.tile_bits is not None:
+        maps.append(Tiles(rest.tile_class, rest.tile_index, rest.tile_bits))
+    made = reduce(both, maps)
+    return replace(rest, tile_class=made.classes, tile_index=made.index, tile_bits=made.bits)
 
 
 def bias_parts(problem: Problem) -> BiasParts:

@@ -12,6 +12,7 @@ from torch import Tensor
 from multihead.error import MultiheadError
 from multihead.pattern import Pattern, Tile, parse_pattern
 from multihead.pattern.algebra import And, Constant, Join, Not, Shifted
+from multihead.pattern.chosen import Chosen
 from multihead.pattern.formed import Formed
 from multihead.pattern.heads import PerHead
 from multihead.pattern.held import Held
@@ -70,6 +71,10 @@ class Spelling:
         if isinstance(pattern, Pairs):
             rows = "" if pattern.rows is None else ", " + self._number(pattern.rows)
             return "pairs(" + self._tensor(pattern.table) + rows + ")"
+        if isinstance(pattern, Chosen):
+            bits, numbers = self._tensor(pattern.bits), [pattern.kv_len, pattern.block, pattern.span]
+            numbers += [pattern.q_len, pattern.first, pattern.start]
+            return "chosen(" + ", ".join([bits, *[self._number(number) for number in numbers]]) + ")"
         told = "a function of your own" if isinstance(pattern, Opaque) else type(pattern).__name__
         raise MultiheadError(
             asked="a pattern in a compiled or exported graph",

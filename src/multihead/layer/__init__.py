@@ -15,9 +15,11 @@ from multihead.layer.latent_cache import LatentCache
 from multihead.layer.linear import GatedLinearAttention, LinearAttention, SwishGate
 from multihead.layer.linear_options import Linear, retention_decay
 from multihead.layer.longformer import LongformerAttention
+from multihead.layer.native_sparse import Branches, NativeSparseAttention
 from multihead.layer.prune import Pruning
 from multihead.layer.support import Support
 from multihead.layer.scan_cache import StateCache
+from multihead.layer.resampler import GatedCrossAttention, PerceiverResampler
 from multihead.layer.talking import TalkingHeadsAttention
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "BlockCache",
     "BlockNorm",
     "DeltaNetState",
+    "Branches",
     "DifferentialAttention",
     "Family",
     "FeedForward",
@@ -35,6 +38,7 @@ __all__ = [
     "Full",
     "GatedDeltaNet",
     "GatedLinearAttention",
+    "GatedCrossAttention",
     "HeadGroup",
     "Int8",
     "Latent",
@@ -45,8 +49,10 @@ __all__ = [
     "LinearAttention",
     "LongformerAttention",
     "MultiHeadAttention",
+    "NativeSparseAttention",
     "Options",
     "OutputGate",
+    "PerceiverResampler",
     "Pruning",
     "QKNorm",
     "Scoring",

@@ -1,6 +1,6 @@
 """The module: projections, heads, concatenation, output projection."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import ClassVar, cast
 
@@ -17,6 +17,7 @@ from multihead.layer.group import HeadGroup, read_groups
 from multihead.layer.linear_heads import linear_heads
 from multihead.layer.linear_options import Linear
 from multihead.layer.part import GroupPart, turned, zero_bias
+from multihead.layer.picking import narrowed
 from multihead.layer.placing import Projected, placed
 from multihead.layer.projection import FusedProjection, load_split, save_split
 from multihead.layer.scan_cache import State, StateGroup
@@ -313,9 +314,23 @@ class MultiHeadAttention(Attends):
                 "normaliser": part.normaliser,
                 "q_offset": call.offset(first),
             }
-            heads = self.attended((q, k, v), options)
+            if part.group.pattern is part.group.mask:
+                heads = self.attended((q, k, v), options)
+            else:
+                heads = self._picked(call, where, (q, k, v), options)
             joined.append(part.gated(call.query, heads.transpose(1, 2)).flatten(2))
         return joined[0] if len(joined) == 1 else torch.cat(joined, -1)
+
+    def _picked(self, call: Call, where: Where, qkv: tuple[Tensor, Tensor, Tensor], options: Options) -> Tensor:
+        """The heads of a group whose keys are chosen from what they are."""
+        run: Callable[..., Tensor] = self._narrowed
+        if torch.compiler.is_compiling():
+            # What is chosen depends on numbers: a compiled graph is cut around it.
+            run = cast(Callable[..., Tensor], torch.compiler.disable(run))
+        return run(call, where, qkv, options)
+
+    def _narrowed(self, call: Call, where: Where, qkv: tuple[Tensor, Tensor, Tensor], options: Options) -> Tensor:
+        return self.attended(qkv, narrowed(call, where, qkv, options))
 
     def _projected(self, call: Call) -> list[Projected]:
         """Queries, keys and values of each group, (batch, heads, length, width); no keys where the cache has them."""
@@ -365,5 +380,5 @@ def _needed(group: HeadGroup, kind: Kind | None) -> Kind | State:
         return State()
     if kind is not None:
         return kind
-    left = None if group.mask is None else group.mask.reach[0]
+    left = None if group.pattern is None else group.pattern.reach[0]
     return Full() if left is None else Sliding(max(left, 0) + 1)

@@ -100,6 +100,8 @@ class GroupCache:
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
         self.rows = kind.rows()
+        # What a selector found out about the keys so far; gone where some of them are.
+        self.kept: object = None
         self._coding = Bytes() if isinstance(kind, Int8) else Plain()
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
@@ -175,6 +177,7 @@ class AttentionCache:
             group.rows.check_cut(length)
         for group in self.groups:
             group.rows.cut(length)
+            group.kept = None
 
     def select(self, index: Tensor | Sequence[int]) -> None:
         """Take batch rows in this order: beams that are reordered, sequences that are finished left out.
@@ -200,6 +203,7 @@ class AttentionCache:
             )
         for group in self.groups:
             held = group.rows.parts
+            group.kept = None
             group.rows.select(rows.long().to(held[0].device) if held else rows)
         self.batch = rows.numel()
 

@@ -219,7 +219,7 @@ class Call:
 
     def mask_of(self, where: Where) -> Pattern | Tensor | None:
         """What a group's heads may see: its own pattern and the call's mask, on the keys it gets."""
-        own, given = moved(where.group.mask, where.first), self.mask
+        own, given = moved(where.group.pattern, where.first), self.mask
         if isinstance(given, Tensor):
             given = self._cut("mask", given, where)
         elif given is not None:

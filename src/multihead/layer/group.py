@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 
 from multihead.attend import Normaliser, Softmax
+from multihead.attend.selector import Selector
 from multihead.error import MultiheadError, check_kinds
 from multihead.layer.check import check_counts, check_eps, divided, listed_divisors
 from multihead.layer.linear_options import Linear
@@ -16,6 +17,7 @@ from multihead.position import PositionBias, Rotary
 
 Position = Rotary | PositionBias
 POSITION = "Rotary(), ALiBi(...), RelativeTable(...) or AdaptiveSpan(...), or None"
+_MASK = "a pattern, such as sliding_window(256), a selector, such as TopBlocks(64, 8), or None"
 NormKind = Literal["rms", "layer", "l2"]
 NormWidth = Literal["head", "each", "all"]
 
@@ -118,7 +120,8 @@ class HeadGroup:
         head_dim: Width of queries and keys; None for `embed_dim / heads`, where there is one group.
         kv_heads: Key/value heads, a divisor of `heads`; None for as many as query heads.
         v_head_dim: Width of values and of a head's output; None for `head_dim`.
-        mask: Pairs these heads are kept to, besides the mask of a call.
+        mask: Pairs these heads are kept to, besides the mask of a call: a pattern, or a selector such as `TopBlocks`,
+            which chooses them anew in every call from what its mask allows.
         position: `Rotary`, which turns queries and keys, or a bias: `ALiBi`, `RelativeTable`, `AdaptiveSpan`. A bias
             whose tensor is an `nn.Parameter` is learned with the module; give several modules the same one to share it.
         scoring: Norm of queries and keys, scale, softcap, normaliser, sinks; or `Linear`, for linear attention.
@@ -137,7 +140,7 @@ class HeadGroup:
     _: KW_ONLY
     kv_heads: int | None = None
     v_head_dim: int | None = None
-    mask: Pattern | None = None
+    mask: Pattern | Selector | None = None
     position: Position | None = None
     scoring: Scoring | Linear = field(default_factory=Scoring)
     gate: OutputGate | None = None
@@ -145,7 +148,11 @@ class HeadGroup:
     def __post_init__(self) -> None:
         sizes = {"head_dim": self.head_dim, "kv_heads": self.kv_heads, "v_head_dim": self.v_head_dim}
         check_counts({"heads": self.heads} | {name: size for name, size in sizes.items() if size is not None})
-        check_kinds({"mask": self.mask}, (Pattern, NoneType), "a pattern, such as sliding_window(256), or None")
+        check_kinds(
+            {"mask": self.mask},
+            (Pattern, Selector, NoneType),
+            _MASK,
+        )
         check_kinds({"position": self.position}, (Rotary, *get_args(PositionBias), NoneType), POSITION)
         check_kinds({"scoring": self.scoring}, (Scoring, Linear), "Scoring(...), or Linear(...) for linear attention")
         self._check_linear()
@@ -156,7 +163,7 @@ class HeadGroup:
                 arrived=f"heads={self.heads}, kv_heads={self.kv_heads}",
                 remedy=f"kv_heads={listed_divisors(self.heads, self.kv_heads)}",
             )
-        stated = [("mask", self.mask.heads if self.mask is not None else None)]
+        stated = [("mask", self.pattern.heads if self.pattern is not None else None)]
         stated += [("position", self.position.heads)] if isinstance(self.position, PositionBias) else []
         for name, heads in stated:
             if heads not in (None, self.heads):
@@ -180,6 +187,11 @@ class HeadGroup:
         """(heads, kv_heads, head_dim, v_head_dim) of a group that is settled."""
         assert self.head_dim is not None
         return self.heads, self.kv_heads or self.heads, self.head_dim, self.v_head_dim or self.head_dim
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """The mask, where it is a pattern."""
+        return self.mask if isinstance(self.mask, Pattern) else None
 
     def settled(self, embed_dim: int, *, alone: bool) -> "HeadGroup":
         """The group with its defaults filled in, for a module of this width."""

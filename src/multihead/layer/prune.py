@@ -170,8 +170,8 @@ class Pruning:
                 "would score otherwise",
                 remedy="gate them: mh.gated, or prune all heads of the group",
             )
-        if group.mask is not None and group.mask.heads is not None:
-            _pick_mask(group.mask, kept or [0])
+        if group.pattern is not None and group.pattern.heads is not None:
+            _pick_mask(group.pattern, kept or [0])
         return _Kept(group=group, heads=kept, kv_heads=[kv for kv, count in enumerate(counts) if count])
 
     def _cut_projections(self) -> None:
@@ -306,7 +306,7 @@ def _smaller(kept: _Kept, position: object) -> HeadGroup:
         group,
         heads=len(kept.heads),
         kv_heads=len(kept.kv_heads),
-        mask=None if group.mask is None else _pick_mask(group.mask, kept.heads),
+        mask=group.mask if group.pattern is None else _pick_mask(group.pattern, kept.heads),
         position=position,
         scoring=scoring,
     )

@@ -82,6 +82,12 @@ class TalkingHeadsAttention(Attends):
                 arrived="HeadGroup(scoring=Linear(...)), whose heads have neither",
                 remedy="use MultiHeadAttention or LinearAttention for linear heads",
             )
+        if group.pattern is not group.mask:
+            raise MultiheadError(
+                asked="heads that talk to one another within a pattern: each needs the scores of all",
+                arrived=f"mask={group.mask}, which chooses keys for each head by itself",
+                remedy="use MultiHeadAttention for it, or give a pattern such as sliding_window(256)",
+            )
         group = group.settled(embed_dim, alone=True)
         self.embed_dim, self.groups = embed_dim, (group,)
         self.heads, self.kv_heads, self.head_dim, v_head_dim = group.sizes

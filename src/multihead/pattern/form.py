@@ -7,6 +7,7 @@ from torch import Tensor
 
 from multihead.pattern.algebra import Pattern
 from multihead.pattern.blocked import block_band, chunk, global_blocks
+from multihead.pattern.chosen import chosen_bits
 from multihead.pattern.drawn import random_blocks, random_pairs
 from multihead.pattern.grid import grid_window, neighbourhood
 from multihead.pattern.heads import per_head
@@ -85,6 +86,12 @@ def _bigbird(size: int, random: int, length: int, seed: int) -> Pattern:
     return bigbird(size, random, length=length, seed=seed)
 
 
+def _chosen(
+    bits: Tensor, kv_len: int, block: int = 1, span: int = 1, q_len: int | None = None, first: int = 0, start: int = 0
+) -> Pattern:
+    return chosen_bits(bits, kv_len=kv_len, block=block, span=span, q_len=q_len, first=first, start=start)
+
+
 def _callable(held: HeldRule, batch: int = 0, heads: int = 0) -> Pattern:
     return from_callable(held.rule, name=held.name, batch=batch or None, heads=heads or None)
 
@@ -116,6 +123,7 @@ FORMS = {
     "after_same_token": Form(_after_same_token, ("#data",), ("#data",)),
     "padding": Form(padding, ("#data",)),
     "pairs": Form(_pairs, ("#data",), _ONE),
+    "chosen": Form(_chosen, ("#data", "number"), ("number",) * 5),
     "callable": Form(_callable, ("#function",), _TWO),
     "strided": Form(strided, _ONE),
     "fixed": Form(fixed, _TWO),

@@ -60,6 +60,11 @@ class Held:
         return self._values.shape[0] if self._values.ndim == 2 else None
 
     @property
+    def shape(self) -> torch.Size:
+        """Sizes of the values."""
+        return self._values.shape
+
+    @property
     def length(self) -> int:
         """Number of positions."""
         return self._values.shape[-1]

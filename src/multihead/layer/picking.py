@@ -1,0 +1,36 @@
+"""What a group's selector leaves of the pairs that its heads may see."""
+
+from torch import Tensor
+
+from multihead.attend.selector import Selector
+from multihead.layer.base import Options
+from multihead.layer.call import Call, Where
+from multihead.pattern import Pattern
+
+
+def narrowed(call: Call, where: Where, qkv: tuple[Tensor, Tensor, Tensor], options: Options) -> Options:
+    """The options of a call with a mask of what was chosen.
+
+    Args:
+        call: The call; what was found out about earlier keys is kept with its cache.
+        where: The group, whose mask is a selector.
+        qkv: Queries, keys and values, as they are multiplied.
+        options: Those without the choice.
+    """
+    selector, (q, k, _) = where.group.mask, qkv
+    assert isinstance(selector, Selector)
+    held = None if call.cache is None else call.cache.groups[where.place]
+    mask, offset = options.get("mask"), options.get("q_offset")
+    # Where first keys were let go of, those that are left stand elsewhere than before.
+    kept = held.kept if held is not None and where.first == 0 else None
+    chosen, kept = selector.select_on(q, k, kept, mask=mask, q_offset=offset)
+    if held is not None:
+        held.kept = kept if where.first == 0 else None
+    return {**options, "mask": _both(mask, chosen, (q.shape[2], k.shape[2], offset or 0))}
+
+
+def _both(mask: Pattern | Tensor | None, chosen: Pattern, sizes: tuple[int, int, int]) -> Pattern | Tensor:
+    if isinstance(mask, Tensor):
+        q_len, kv_len, offset = sizes
+        return mask & chosen.mask(q_len, kv_len, q_offset=offset, device=mask.device)
+    return chosen if mask is None else mask & chosen
