@@ -20,6 +20,11 @@ from multihead.layer.prune import Pruning
 from multihead.layer.support import Support
 from multihead.layer.scan_cache import StateCache
 from multihead.layer.resampler import GatedCrossAttention, PerceiverResampler
+from multihead.layer.mixture_of_attention import MoAAttention
+from multihead.layer.mixture_of_heads import MoHAttention
+from multihead.layer.prune import Pruning
+from multihead.layer.routing import Router
+from multihead.layer.switch_head import SwitchHeadAttention
 from multihead.layer.talking import TalkingHeadsAttention
 
 __all__ = [
@@ -48,6 +53,8 @@ __all__ = [
     "Linear",
     "LinearAttention",
     "LongformerAttention",
+    "MoAAttention",
+    "MoHAttention",
     "MultiHeadAttention",
     "NativeSparseAttention",
     "Options",
@@ -55,11 +62,13 @@ __all__ = [
     "PerceiverResampler",
     "Pruning",
     "QKNorm",
+    "Router",
     "Scoring",
     "Sliding",
     "StateCache",
     "Static",
     "Support",
+    "SwitchHeadAttention",
     "TalkingHeadsAttention",
     "TokenLambda",
     "build_attention",
