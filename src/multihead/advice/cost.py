@@ -9,7 +9,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from multihead.advice.law import LAWS, Law
+from multihead.advice.law import Law
+from multihead.advice.laws import LAWS
 from multihead.advice.sizes import Sizes
 from multihead.error import MultiheadError
 
@@ -70,7 +71,7 @@ def estimate_cost(family: str, sizes: Sizes) -> Cost:
         True
     """
     law = law_of(family)
-    held = law.cached(sizes) * sizes.number
+    held = law.cached(sizes)
     return Cost(
         family=family,
         sizes=sizes,

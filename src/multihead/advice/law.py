@@ -1,4 +1,4 @@
-"""The formulas, a row for each kind of attention, at the defaults that it is built with by name."""
+"""The formulas of attention that weighs pairs: all of them, or those within a window."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ def _four_maps(s: Sizes) -> int:
 
 
 def _keys_values(s: Sizes) -> int:
-    return 2 * s.embed_dim
+    return 2 * s.embed_dim * s.number
 
 
 def _row_sums(s: Sizes) -> int:
@@ -50,7 +50,7 @@ class Law:
         backward: Those of the gradients; None where queries, keys and values are of one width.
         projections: Multiply-adds of the maps from and to the layer's width, of one token.
         kept: Bytes between the projections that wait for the gradients, of one sequence.
-        cached: Numbers in the cache, of one token.
+        cached: Bytes in the cache, of one token.
         state: Bytes in the cache that do not grow, of one sequence.
         window: Tokens that the cache keeps at most; None for all.
         steps: Products that wait for one another.
@@ -94,7 +94,7 @@ def grouped(kv_heads: Callable[[int], int]) -> Law:
         forward=_dense,
         projections=lambda s: 2 * s.embed_dim * (s.embed_dim + width(s)),
         kept=lambda s: 2 * (s.embed_dim * s.q_len + width(s) * s.keys) * s.number + _row_sums(s),
-        cached=lambda s: 2 * width(s),
+        cached=lambda s: 2 * width(s) * s.number,
     )
 
 
@@ -111,14 +111,14 @@ def grouped_heads(heads: int) -> int:
     return max(n for n in range(1, heads + 1) if heads % n == 0 and n <= max(heads // GROUP, 1))
 
 
-def windowed(window: int, **own: Count) -> Law:
+def windowed(window: int, *, cached: Count = _keys_values) -> Law:
     """Attention to the nearest keys."""
     return Law(
         growth="O(n w)",
         exponent=1.0,
         forward=lambda s: 2 * s.near(window) * s.embed_dim,
         window=window,
-        **own,  # pyright: ignore[reportArgumentType]
+        cached=cached,
     )
 
 
@@ -154,6 +154,10 @@ def _latent_kept(s: Sizes) -> int:
     return rows * s.number + _row_sums(s)
 
 
+def _latent_cached(s: Sizes) -> int:
+    return (LATENT * s.head_dim + _turned(s)) * s.number
+
+
 def _differential_kept(s: Sizes) -> int:
     """Two maps a head, each with an output as wide as a head."""
     return s.embed_dim * (3 * s.q_len + 3 * s.keys) * s.number + 2 * _row_sums(s)
@@ -164,7 +168,7 @@ def _talking(s: Sizes) -> int:
     return s.q_len * s.keys * s.heads * (2 * s.head_dim + 2 * s.heads)
 
 
-LAWS: Mapping[str, Law] = {
+DENSE: Mapping[str, Law] = {
     "multi_head": Law(growth="O(n^2)", exponent=2.0, forward=_dense),
     "grouped_query": grouped(grouped_heads),
     "multi_query": grouped(lambda _: 1),
@@ -175,7 +179,7 @@ LAWS: Mapping[str, Law] = {
         backward=_latent_gradients,
         projections=_latent_maps,
         kept=_latent_kept,
-        cached=lambda s: LATENT * s.head_dim + _turned(s),
+        cached=_latent_cached,
     ),
     "differential": Law(
         growth="O(n^2)",
@@ -197,4 +201,4 @@ LAWS: Mapping[str, Law] = {
     # Its own token and half of 2 * WINDOW on each side; it has no cache.
     "longformer": windowed(WINDOW + 1, cached=_no),
 }
-"""For every kind of attention that has a name."""
+"""Multi-head attention and its kin."""

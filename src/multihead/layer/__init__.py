@@ -7,7 +7,8 @@ from multihead.layer.block_cache import BlockCache
 from multihead.layer.cache import AttentionCache, Full, Int8, Sliding, Static
 from multihead.layer.delta import DeltaNetState, GatedDeltaNet
 from multihead.layer.differential import DifferentialAttention, LayerLambda, TokenLambda
-from multihead.layer.family import FAMILIES, Family, build_attention, find_family
+from multihead.layer.family import FAMILIES, build_attention, find_family
+from multihead.layer.family_table import Family
 from multihead.layer.feed_forward import FeedForward, FeedForwardLayer
 from multihead.layer.group import HeadGroup, OutputGate, QKNorm, Scoring
 from multihead.layer.latent import Latent, LatentAttention
@@ -15,15 +16,14 @@ from multihead.layer.latent_cache import LatentCache
 from multihead.layer.linear import GatedLinearAttention, LinearAttention, SwishGate
 from multihead.layer.linear_options import Linear, retention_decay
 from multihead.layer.longformer import LongformerAttention
-from multihead.layer.native_sparse import Branches, NativeSparseAttention
-from multihead.layer.prune import Pruning
-from multihead.layer.support import Support
-from multihead.layer.scan_cache import StateCache
-from multihead.layer.resampler import GatedCrossAttention, PerceiverResampler
 from multihead.layer.mixture_of_attention import MoAAttention
 from multihead.layer.mixture_of_heads import MoHAttention
+from multihead.layer.native_sparse import Branches, NativeSparseAttention
 from multihead.layer.prune import Pruning
+from multihead.layer.resampler import GatedCrossAttention, PerceiverResampler
 from multihead.layer.routing import Router
+from multihead.layer.scan_cache import StateCache
+from multihead.layer.support import Support
 from multihead.layer.switch_head import SwitchHeadAttention
 from multihead.layer.talking import TalkingHeadsAttention
 
@@ -34,16 +34,16 @@ __all__ = [
     "Block",
     "BlockCache",
     "BlockNorm",
-    "DeltaNetState",
     "Branches",
+    "DeltaNetState",
     "DifferentialAttention",
     "Family",
     "FeedForward",
     "FeedForwardLayer",
     "Full",
+    "GatedCrossAttention",
     "GatedDeltaNet",
     "GatedLinearAttention",
-    "GatedCrossAttention",
     "HeadGroup",
     "Int8",
     "Latent",
@@ -68,13 +68,11 @@ __all__ = [
     "StateCache",
     "Static",
     "Support",
+    "SwishGate",
     "SwitchHeadAttention",
     "TalkingHeadsAttention",
     "TokenLambda",
     "build_attention",
     "find_family",
-    "SwishGate",
-    "TalkingHeadsAttention",
-    "TokenLambda",
     "retention_decay",
 ]
