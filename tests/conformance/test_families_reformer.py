@@ -6,8 +6,8 @@ from transformers.models.reformer.configuration_reformer import ReformerConfig
 from transformers.models.reformer.modeling_reformer import LocalSelfAttention, LSHSelfAttention
 
 from multihead.attend import attention
-from multihead.attend.selector.buckets import Buckets
-from multihead.layer.lsh import LSHAttention
+from multihead.attend.selector import Buckets
+from multihead.layer import LSHAttention
 from multihead.pattern import block_band, causal, padding
 
 SIZES = {"hidden_size": 24, "num_attention_heads": 3, "attention_head_size": 8}

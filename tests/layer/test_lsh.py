@@ -4,10 +4,10 @@ import math
 import pytest
 import torch
 
-from multihead.attend.selector.buckets import Buckets
+from multihead.attend.selector import Buckets
 from multihead.error import MultiheadError
-from multihead.layer import Int8
-from multihead.layer.lsh import LSHAttention, unit
+from multihead.layer import Int8, LSHAttention
+from multihead.layer.lsh import unit
 from multihead.pattern import causal, document, everything, padding, sliding_window
 
 WIDE = torch.float64

@@ -6,14 +6,17 @@ from multihead.attend.merge import Merged, merge
 from multihead.attend.normaliser import Entmax, Normaliser, Sigmoid, Softmax, Sparsemax
 from multihead.attend.problem import Problem, make_problem
 from multihead.attend.reference import define
+from multihead.attend.selector import Buckets, Indexer
 
 __all__ = [
     "AUTOMATIC",
     "BY_NAME",
     "Attended",
     "Backend",
+    "Buckets",
     "Entmax",
     "Explanation",
+    "Indexer",
     "Merged",
     "Normaliser",
     "Problem",

@@ -11,6 +11,8 @@ from multihead.layer.family import FAMILIES, build_attention, find_family
 from multihead.layer.family_table import Family
 from multihead.layer.feed_forward import FeedForward, FeedForwardLayer
 from multihead.layer.group import HeadGroup, OutputGate, QKNorm, Scoring
+from multihead.layer.indexed import Index, IndexedAttention
+from multihead.layer.indexed_cache import IndexedCache
 from multihead.layer.latent import Latent, LatentAttention
 from multihead.layer.latent_cache import LatentCache
 from multihead.layer.linear import GatedLinearAttention, LinearAttention, SwishGate
@@ -18,6 +20,8 @@ from multihead.layer.linear_options import Linear, retention_decay
 from multihead.layer.longformer import LongformerAttention
 from multihead.layer.mixture_of_attention import MoAAttention
 from multihead.layer.mixture_of_heads import MoHAttention
+from multihead.layer.lsh import LSHAttention
+from multihead.layer.lsh_cache import LSHCache
 from multihead.layer.native_sparse import Branches, NativeSparseAttention
 from multihead.layer.prune import Pruning
 from multihead.layer.resampler import GatedCrossAttention, PerceiverResampler
@@ -45,7 +49,12 @@ __all__ = [
     "GatedDeltaNet",
     "GatedLinearAttention",
     "HeadGroup",
+    "Index",
+    "IndexedAttention",
+    "IndexedCache",
     "Int8",
+    "LSHAttention",
+    "LSHCache",
     "Latent",
     "LatentAttention",
     "LatentCache",

@@ -42,8 +42,9 @@ class LSHAttention(Attends):
     1 +- 0.004.
 
     With `Buckets(cut="bucket")`, the default, a causal call depends on nothing that comes later, not even through what
-    is chosen (but for the length alone, where `Buckets(count=None)` follows it). With `cut="sorted"`, which trained Reformers need, the past that a token sees does: where tiles are cut
-    depends on all tokens. Where n <= chunk that form is dense, as published.
+    is chosen (but for the length alone, where `Buckets(count=None)` follows it). With `cut="sorted"`, which trained
+    Reformers need, the past that a token sees depends on what comes later: where tiles are cut depends on all tokens.
+    Where n <= chunk that form is dense, as published.
 
     Time is O(r n (chunk head_dim + log n)), memory O(n chunk) of one round at a time, in training as well, where
     rounds are computed a second time. It pays only for long texts. Nothing guarantees that the key a query needs falls

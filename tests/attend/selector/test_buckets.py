@@ -1,11 +1,10 @@
 import math
 
-import jaxtyping
 import pytest
 import torch
 
 from multihead.attend import attention
-from multihead.attend.selector.buckets import Buckets
+from multihead.attend.selector import Buckets
 from multihead.error import MultiheadError
 from multihead.pattern import causal
 
@@ -94,15 +93,7 @@ def test_as_a_selector_it_sees_all_of_its_buckets():
         (lambda: Buckets(4).hash(torch.randn(1, 3, 5, 2), torch.randn(3, 2, 4, 3)), r"\(3, 2, 4, 2\).*\(3, 2, 4, 3\)"),
     ],
 )
-@pytest.mark.usefixtures("unhooked_here")
+@pytest.mark.usefixtures("unhooked")
 def test_what_does_not_fit_is_refused(use, told):
     with pytest.raises(MultiheadError, match=f"(?s){told}"):
         use()
-
-
-@pytest.fixture
-def unhooked_here():
-    """Outside of tests nothing checks the types of arguments."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)

@@ -1,4 +1,3 @@
-import jaxtyping
 import pytest
 import torch
 
@@ -15,14 +14,6 @@ WIDE = torch.float64
 def height(request, monkeypatch):
     """Blocks that hold everything, and blocks of a query each."""
     monkeypatch.setattr(source, "_TARGET", request.param)
-
-
-@pytest.fixture
-def unhooked():
-    """Outside of tests nothing checks the types of arguments."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def made(q_len=9, kv_len=9, heads=4):
