@@ -166,7 +166,10 @@ def test_gradients_reach_everything(layer):
             "a batch of 1.*cache.select",
         ),
         (lambda: GatedDeltaNet(16, 4).cache(batch=2).select([2]), "rows of a batch of 2"),
-        (lambda: GatedDeltaNet(16, 4)(torch.randn(1, 3, 16), mask=causal() & document(torch.tensor([0, 1, 0]))), "back"),
+        (
+            lambda: GatedDeltaNet(16, 4)(torch.randn(1, 3, 16), mask=causal() & document(torch.tensor([0, 1, 0]))),
+            "back",
+        ),
     ],
 )
 @pytest.mark.usefixtures("unhooked")

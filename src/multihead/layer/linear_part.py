@@ -32,8 +32,6 @@ class LinearPart(nn.Module):
         options.check_heads(kv_heads, turned=self.position is not None)
         favor = options.features if isinstance(options.features, Favor) else None
         self.register_buffer("projection", None if favor is None else favor.draw(head_dim).projection)
-        decay = None if options.decay is None else torch.tensor(options.decay)
-        self.register_buffer("log_decay", decay, persistent=False)
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
         """Draw the directions of `Favor` anew, as Performers do now and then in training; nothing for other features.
@@ -90,13 +88,20 @@ class LinearPart(nn.Module):
             q * self.scale,
             k,
             v,
-            log_decay=cast("Tensor | None", self.log_decay),
+            log_decay=self._log_decay(v),
             normalise=normalise,
             state=None if before is None else before[0],
             reset=order.reset,
             valid=order.valid,
         )
         return made.out, made.state
+
+    def _log_decay(self, like: Tensor) -> Tensor | None:
+        """The decays: made of the numbers, as a buffer would be rounded with the module's weights."""
+        if self.options.decay is None:
+            return None
+        wide = torch.promote_types(like.dtype, torch.float32)
+        return torch.tensor(self.options.decay, dtype=wide, device=like.device)
 
     def _turned(self, x: Tensor, start: int) -> Tensor:
         if self.position is None:

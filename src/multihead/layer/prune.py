@@ -11,6 +11,7 @@ from multihead.attend import Softmax
 from multihead.error import MultiheadError
 from multihead.layer.attention import MultiHeadAttention
 from multihead.layer.group import HeadGroup, learned
+from multihead.layer.linear_options import Linear
 from multihead.layer.part import GroupPart
 from multihead.layer.projection import FusedProjection
 from multihead.pattern import Pattern, per_head
@@ -219,6 +220,8 @@ class Pruning:
         if isinstance(position, PositionBias):
             position = self._cut_position(part, position, heads)
         part.group = _smaller(kept, position)
+        if part.linear is not None and isinstance(part.group.scoring, Linear):
+            self._set(part.linear, "options", part.group.scoring)
         self._undo.append(lambda: setattr(part, "group", before))
 
     def _cut_position(self, part: GroupPart, position: PositionBias, heads: Tensor) -> PositionBias:
@@ -302,6 +305,8 @@ def _smaller(kept: _Kept, position: object) -> HeadGroup:
     group, scoring = kept.group, kept.group.scoring
     if isinstance(scoring.normaliser, Softmax):
         scoring = replace(scoring, normaliser=scoring.normaliser.pick(torch.tensor(kept.heads)))
+    if isinstance(scoring, Linear) and scoring.decay is not None:
+        scoring = replace(scoring, decay=[scoring.decay[head] for head in kept.kv_heads])
     return replace(
         group,
         heads=len(kept.heads),

@@ -79,7 +79,7 @@ def prepared(
 
 
 def linear(
-    given: Prepared, state: tuple[Tensor, Tensor | None], *, normalise: bool, chunk: int = CHUNK
+    given: Prepared, state: tuple[Tensor, Tensor | None], *, normalise: bool, chunk: int | None = None
 ) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
     """Linear attention.
 
@@ -87,13 +87,13 @@ def linear(
         given: The input.
         state: (batch, states, head_dim, v_head_dim) and, where outputs are normalised, (batch, states, head_dim).
         normalise: Whether outputs are divided by `q . z`.
-        chunk: Tokens in a chunk.
+        chunk: Tokens in a chunk; None for `CHUNK`.
 
     Returns:
         (batch, states, group, length, v_head_dim) and the state after the last token.
     """
     outs: list[Tensor] = []
-    for part, count in _split(given, chunk):
+    for part, count in _split(given, CHUNK if chunk is None else chunk):
         out, state = _linear(part, state, count, normalise=normalise)
         outs.append(out)
     return (outs[0] if len(outs) == 1 else torch.cat(outs, 3)), state
@@ -136,7 +136,7 @@ def linear_step(
     return out[:, :, :, None], (memory, mass)
 
 
-def delta(given: Prepared, memory: Tensor, *, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
+def delta(given: Prepared, memory: Tensor, *, chunk: int | None = None) -> tuple[Tensor, Tensor]:
     """The delta rule (Yang et al. 2024, arXiv:2406.06484, section 3; with decays arXiv:2412.06464, section 3.3).
 
     Within a chunk the values that are written depend on each other as a triangular system does: `(I + tril(beta_i k_i .
@@ -145,13 +145,13 @@ def delta(given: Prepared, memory: Tensor, *, chunk: int = CHUNK) -> tuple[Tenso
     Args:
         given: The input.
         memory: (batch, states, head_dim, v_head_dim).
-        chunk: Tokens in a chunk.
+        chunk: Tokens in a chunk; None for `CHUNK`.
 
     Returns:
         (batch, states, group, length, v_head_dim) and the state after the last token.
     """
     outs: list[Tensor] = []
-    for part, count in _split(given, chunk):
+    for part, count in _split(given, CHUNK if chunk is None else chunk):
         out, memory = _delta(part, memory, count)
         outs.append(out)
     return (outs[0] if len(outs) == 1 else torch.cat(outs, 3)), memory
