@@ -21,11 +21,15 @@ from multihead.advice import (
     meeting_point,
 )
 from multihead.advice.law import GROUP, WINDOW, grouped_heads
+from multihead.advice.law_chosen import BLOCK, BLOCKS, CHOSEN, HASHES, NEAR, ROUNDS, TILE
+from multihead.advice.law_scan import CHUNK, features
 from multihead.attend import attention
+from multihead.attend.selector import TopBlocks
 from multihead.error import MultiheadError
-from multihead.layer import FAMILIES, Static, build_attention
-from multihead.layer.family_table import WINDOW as BUILT_WINDOW
+from multihead.layer import FAMILIES, NativeSparseAttention, Static, build_attention, family_table
+from multihead.layer.native_sparse import Branches
 from multihead.pattern import band, causal
+from multihead.scan import Favor, chunked
 
 DENSE = ["multi_head", "grouped_query", "multi_query", "latent", "differential", "talking_heads"]
 WINDOWED = {"window": band(WINDOW - 1, WINDOW - 1), "longformer": band(WINDOW, WINDOW)}
@@ -59,7 +63,13 @@ def layer_of(name, sizes):
 
 def test_every_kind_that_is_built_by_name_has_its_formulas():
     assert set(LAWS) == set(FAMILIES)
-    assert BUILT_WINDOW == WINDOW
+    assert family_table.WINDOW == WINDOW
+    assert (family_table.BLOCK, family_table.BLOCKS, family_table.CHOSEN) == (BLOCK, BLOCKS, CHOSEN)
+    assert NativeSparseAttention(64).branches == Branches(block=BLOCK, budget=BLOCKS, window=NEAR)
+    lsh = build_attention("lsh", 64, 8).buckets
+    assert (lsh.rounds, lsh.chunk, lsh.count) == (ROUNDS, TILE, (HASHES, HASHES))
+    assert Favor().count(64) == features(64)
+    assert chunked.CHUNK == CHUNK
     for heads in range(1, 33):
         assert build_attention("grouped_query", 2 * heads, heads).kv_heads == grouped_heads(heads)
     assert grouped_heads(8 * GROUP) == 8
@@ -122,6 +132,14 @@ def test_pairs_are_those_of_the_patterns(q_len, more, window):
     open_ = Sizes(q_len, kv_len, causal=False)
     assert open_.pairs == q_len * kv_len
     assert Sizes(q_len, causal=False).near(window) == band(window - 1, window - 1).mask(q_len, q_len).sum()
+
+
+@given(length=st.integers(1, 60), block=st.integers(1, 9), count=st.integers(1, 5))
+def test_pairs_of_chosen_blocks_are_those_of_the_selector(length, block, count):
+    chosen = TopBlocks(block, count).select(*torch.randn(2, 1, 1, length, 4), mask=causal())
+    pairs = (causal() & chosen).mask(length, length)
+    assert Sizes(length).chosen(block, count) == pairs.sum()
+    assert Sizes(1, length).chosen(block, count) == pairs[..., -1, :].sum()
 
 
 @pytest.mark.parametrize("name", WINDOWED)

@@ -32,16 +32,13 @@ def _hashed(s: Sizes) -> int:
 
 def _blocks(s: Sizes) -> int:
     """A query is held against the mean of each block, then against the keys of those that fit best."""
-    return s.embed_dim * (ceil(s.pairs / BLOCK) + 2 * s.near(BLOCK * BLOCKS) if s.causal else _open_blocks(s))
-
-
-def _open_blocks(s: Sizes) -> int:
-    return ceil(s.pairs / BLOCK) + 2 * s.q_len * min(s.keys, BLOCK * BLOCKS)
+    seen = s.chosen(BLOCK, BLOCKS) if s.causal else s.q_len * min(s.keys, BLOCK * BLOCKS)
+    return s.embed_dim * (ceil(s.pairs / BLOCK) + 2 * seen)
 
 
 def _native(s: Sizes) -> int:
     """Compressed blocks, looked at and weighed once more to choose; the chosen ones; the window."""
-    return s.embed_dim * (3 * ceil(s.pairs / BLOCK) + 2 * s.near(BLOCK * BLOCKS) + 2 * s.near(NEAR))
+    return s.embed_dim * (3 * ceil(s.pairs / BLOCK) + 2 * s.chosen(BLOCK, BLOCKS) + 2 * s.near(NEAR))
 
 
 def _wide(s: Sizes) -> int:

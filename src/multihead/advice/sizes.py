@@ -97,6 +97,27 @@ class Sizes:
         # What lies ahead of the last tokens is not there: as much as lies behind the first ones.
         return back if self.causal else back + _seen(self.q_len, window) - self.q_len
 
+    def chosen(self, block: int, count: int) -> int:
+        """Pairs of queries that look back with the keys of blocks they choose, their own among them.
+
+        Args:
+            block: Keys in a block.
+            count: Blocks that a query attends to.
+
+        Example:
+            >>> Sizes(4096).chosen(64, 16)
+            3670528
+        """
+        return _in_blocks(self.keys, block, count) - _in_blocks(self.keys - self.q_len, block, count)
+
+
+def _in_blocks(length: int, block: int, count: int) -> int:
+    """Pairs of the first tokens with `count` blocks each, of the own one with what is before."""
+    every = min(length, block * count)
+    whole, rest = divmod(length - every, block)
+    own = whole * block * (block + 1) // 2 + rest * (rest + 1) // 2
+    return every * (every + 1) // 2 + (length - every) * (count - 1) * block + own
+
 
 def _seen(length: int, window: int | None = None) -> int:
     """Pairs of the first tokens with those before them and themselves, at most `window` each."""

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from multihead.attend.selector.blocks import TopBlocks
-from multihead.attend.selector.buckets import Buckets
+from multihead.attend.selector import Buckets, TopBlocks
 from multihead.layer.attention import MultiHeadAttention
 from multihead.layer.check import divided
 from multihead.layer.delta import GatedDeltaNet
