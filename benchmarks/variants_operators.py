@@ -8,9 +8,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 HEADS, HEAD_DIM, WIDTH = 8, 64, 512
-WINDOW, CHUNK, ROUNDS, BLOCK, BLOCKS = 256, 64, 2, 64, 8
-
-Call = tuple  # (inputs that get gradients, function of them, parameters)
+WINDOW, BLOCK, BLOCKS = 256, 64, 8
 
 
 def generator():
@@ -65,7 +63,7 @@ def linear(length):
     from multihead.scan import EluPlusOne, linear_attention
 
     features = EluPlusOne()
-    return qkv(length), lambda q, k, v: linear_attention(features(q), features(k), v).out
+    return qkv(length), lambda q, k, v: linear_attention(features.queries(q), features.keys(k), v).out
 
 
 def retention(length):
@@ -108,7 +106,8 @@ def top_blocks(length):
     return qkv(length), run
 
 
-def buckets(length):
+def hashing(length):
+    """LSH with as many buckets as the length asks for, as published."""
     from multihead.layer import LSHAttention
 
     return layer_of(LSHAttention(WIDTH, HEADS), length)
@@ -152,7 +151,7 @@ OPERATORS = {
 LAYERS = {
     "sdpa layer": layer_sdpa,
     "our layer": named("multi_head"),
-    "lsh": named("lsh"),
+    "lsh": hashing,
     "native sparse": named("native_sparse"),
     "indexed": named("indexed"),
     "mixture of heads": named("mixture_of_heads"),

@@ -26,8 +26,10 @@ def _hashed(s: Sizes) -> int:
     """Each token is hashed, sorted, and multiplied with its own tile and the one before, round by round."""
     if s.q_len == 1:
         return s.embed_dim * (ROUNDS * HASHES + 2 * min(s.keys, 2 * TILE * ROUNDS))
-    a_token = 2 * 2 * min(s.q_len, TILE) * s.embed_dim + HASHES * s.embed_dim
-    return ROUNDS * s.q_len * (a_token + s.heads * ceil(log2(s.q_len)))
+    # A tile begins with each bucket: half of each bucket's last tile is empty, or most of the only one.
+    tiles = max(s.q_len // TILE + HASHES**2 // 2, min(s.q_len, HASHES**2))
+    weighed = 2 * 2 * tiles * min(s.q_len, TILE) ** 2 * s.embed_dim
+    return ROUNDS * (weighed + s.q_len * (HASHES * s.embed_dim + s.heads * ceil(log2(s.q_len))))
 
 
 def _blocks(s: Sizes) -> int:
