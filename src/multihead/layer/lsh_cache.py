@@ -68,5 +68,5 @@ def bucket_of(codes: Tensor) -> Tensor:
 
 
 def behind(codes: Tensor) -> Tensor:
-    """The code of the tile that one looks back to, -1 for none."""
-    return torch.where(codes & (2**_BITS - 1) > 0, codes - 1, -1)
+    """The code of the tile that one looks back to; that of no tile where it is the first of its bucket."""
+    return codes - 1
