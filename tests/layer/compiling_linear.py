@@ -27,11 +27,11 @@ def scans(q, k, v, log_decay, beta):
 def main():
     q, k, v = (torch.rand(1, 2, 70, 4) for _ in range(3))
     given = (q, k, v, -torch.rand(1, 2, 70), torch.rand(1, 2, 70))
-    compiled = torch.compile(scans, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(scans, fullgraph=True, backend="eager")
     for got, want in zip(compiled(*given), scans(*given), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     for name, layer in LAYERS.items():
-        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        compiled = torch.compile(layer, fullgraph=True, backend="eager")
         x = torch.randn(1, 9, 12, requires_grad=True)
         got, want = (one(x, mask=causal()) for one in (compiled, layer))
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5, msg=name)

@@ -1,4 +1,5 @@
 import copy
+import itertools
 
 import pytest
 import torch
@@ -28,7 +29,17 @@ LINEAR = [
 ]
 
 
-def by_hand(layer, place, x, *, start=0):
+def turn(tensors, d):
+    """Turns (length, heads, d) in place, by the first half and the second."""
+    for t, c in itertools.product(range(len(tensors[0])), range(d // 2)):
+        angle = torch.tensor(t * 10000.0 ** (-2 * c / d), dtype=WIDE)
+        cos, sin = angle.cos(), angle.sin()
+        for a in tensors:
+            one, two = a[t, :, c].clone(), a[t, :, c + d // 2].clone()
+            a[t, :, c], a[t, :, c + d // 2] = one * cos - two * sin, two * cos + one * sin
+
+
+def by_hand(layer, place, x):
     """One group of linear heads of one sequence, every pair of tokens by itself; causal."""
     sizes, groups = [group.sizes for group in layer.groups], layer.groups
     heads, kv_heads, d, e = sizes[place]
@@ -44,13 +55,7 @@ def by_hand(layer, place, x, *, start=0):
     if isinstance(options.features, Favor):
         q, k = ((a / d**0.25 @ part.projection.T - a.square().sum(-1, True) / 2 / d**0.5).exp() for a in (q, k))
     if groups[place].position is not None:
-        for t in range(n):
-            for c in range(d // 2):
-                angle = torch.tensor((start + t) * 10000.0 ** (-2 * c / d), dtype=WIDE)
-                cos, sin = angle.cos(), angle.sin()
-                for a in (q, k):
-                    one, two = a[t, :, c].clone(), a[t, :, c + d // 2].clone()
-                    a[t, :, c], a[t, :, c + d // 2] = one * cos - two * sin, two * cos + one * sin
+        turn((q, k), d)
     for h in range(heads):
         g = h * kv_heads // heads
         rate = 0.0 if options.decay is None else options.decay[g]

@@ -1,4 +1,4 @@
-"""The scans against their laws, against pairs of tokens one by one, against each other, and against fla's references."""
+"""The scans against their laws, pairs of tokens one by one, each other, and fla's references."""
 
 import importlib.util
 import itertools
