@@ -38,8 +38,8 @@ def main(backend):
                 ((out * pull).sum() + sum(loads)).backward()
                 grads.append([out, *loads, *(p.grad for p in layer.parameters())])
             torch.testing.assert_close(*grads, msg=name)
-        assert len(graphs) == 1, f"{name}: {len(graphs)} graphs for one kind of mask"
         if backend == "eager":
+            assert len(graphs) == 1, f"{name}: {len(graphs)} graphs for one kind of mask"
             continue
         with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
             torch.testing.assert_close(compiled(x, mask=causal()), layer(x, mask=causal()), msg=name)
