@@ -268,8 +268,12 @@ class MultiHeadAttention(Attends):
         call = Call.checked(self, query, key, value, mask=mask, bias=bias, q_offset=q_offset, cache=cache)
         check_visible(mask)
         before = 0 if cache is None else cache.length
+        run: Callable[..., Tensor] = self._heads
+        if torch.compiler.is_compiling() and any(group.pattern is not group.mask for group in self.groups):
+            # What is chosen depends on numbers: a compiled graph is cut around it.
+            run = cast(Callable[..., Tensor], torch.compiler.disable(run))
         try:
-            joined = self._heads(call, positions)
+            joined = run(call, positions)
         except BaseException:
             if cache is not None:
                 cache.cut(before)
@@ -314,23 +318,11 @@ class MultiHeadAttention(Attends):
                 "normaliser": part.normaliser,
                 "q_offset": call.offset(first),
             }
-            if part.group.pattern is part.group.mask:
-                heads = self.attended((q, k, v), options)
-            else:
-                heads = self._picked(call, where, (q, k, v), options)
+            if part.group.pattern is not part.group.mask:
+                options = narrowed(call, where, (q, k, v), options)
+            heads = self.attended((q, k, v), options)
             joined.append(part.gated(call.query, heads.transpose(1, 2)).flatten(2))
         return joined[0] if len(joined) == 1 else torch.cat(joined, -1)
-
-    def _picked(self, call: Call, where: Where, qkv: tuple[Tensor, Tensor, Tensor], options: Options) -> Tensor:
-        """The heads of a group whose keys are chosen from what they are."""
-        run: Callable[..., Tensor] = self._narrowed
-        if torch.compiler.is_compiling():
-            # What is chosen depends on numbers: a compiled graph is cut around it.
-            run = cast(Callable[..., Tensor], torch.compiler.disable(run))
-        return run(call, where, qkv, options)
-
-    def _narrowed(self, call: Call, where: Where, qkv: tuple[Tensor, Tensor, Tensor], options: Options) -> Tensor:
-        return self.attended(qkv, narrowed(call, where, qkv, options))
 
     def _projected(self, call: Call) -> list[Projected]:
         """Queries, keys and values of each group, (batch, heads, length, width); no keys where the cache has them."""

@@ -12,7 +12,7 @@ from multihead.attend import Problem, make_problem
 from multihead.attend.problem import products
 from multihead.attend.selector import Chosen
 from multihead.attend.selector.asked import best, height
-from multihead.attend.selector.blocks import seen_blocks
+from multihead.attend.selector.blocks import seen_blocks, without_hidden
 from multihead.error import MultiheadError, check_kinds
 from multihead.layer.base import Attends, Options
 from multihead.layer.cache import AttentionCache, Full, GroupCache, Static
@@ -272,7 +272,8 @@ class NativeSparseAttention(Attends):
             rank = rank.unflatten(1, (problem.kv_heads, problem.group)).mean(2)
             own = problem.q_positions()[band, None].div(block, rounding_mode="floor")
             place = torch.arange(columns, device=own.device)
-            forced = ((place == 0) | (place == own) | (place == own - 1)) & (classes != Tile.SKIP)
+            forced = (place == 0) | (place == own) | (place == own - 1)
+            forced = forced & (without_hidden(problem, band, block, classes, forced) != Tile.SKIP)
             if classes.shape[1] > 1:  # of any head of those that choose together
                 forced = forced.unflatten(1, (problem.kv_heads, problem.group)).any(2)
             inside = best(rank.masked_fill(forced, torch.inf), self.branches.budget)

@@ -6,6 +6,7 @@ from multihead.attend.selector import Selector
 from multihead.layer.base import Options
 from multihead.layer.call import Call, Where
 from multihead.pattern import Pattern
+from multihead.position import PositionBias
 
 
 def narrowed(call: Call, where: Where, qkv: tuple[Tensor, Tensor, Tensor], options: Options) -> Options:
@@ -26,7 +27,9 @@ def narrowed(call: Call, where: Where, qkv: tuple[Tensor, Tensor, Tensor], optio
     chosen, kept = selector.select_on(q, k, kept, mask=mask, q_offset=offset)
     if held is not None:
         held.kept = kept if where.first == 0 else None
-    return {**options, "mask": _both(mask, chosen, (q.shape[2], k.shape[2], offset or 0))}
+    if offset is None and not isinstance(options.get("bias"), PositionBias):
+        offset = 0  # where nothing else depends on positions, the choice was made for these
+    return {**options, "q_offset": offset, "mask": _both(mask, chosen, (q.shape[2], k.shape[2], offset or 0))}
 
 
 def _both(mask: Pattern | Tensor | None, chosen: Pattern, sizes: tuple[int, int, int]) -> Pattern | Tensor:

@@ -184,8 +184,8 @@ class GatedCrossAttention(nn.Module):
         factor: Width of the feed-forward part, as a multiple of `embed_dim`.
 
     Attributes:
-        attention_gate: a, one number.
-        ffn_gate: b, one number.
+        attention_gate: a, (1,).
+        ffn_gate: b, (1,).
 
     Raises:
         MultiheadError: Sizes that are no whole numbers of at least 1, or do not divide.
@@ -212,8 +212,8 @@ class GatedCrossAttention(nn.Module):
         self.norm = nn.LayerNorm(embed_dim)
         self.attention = MultiHeadAttention(embed_dim, heads, kv_embed_dim=media_dim, bias=False)
         self.ffn = FeedForward(embed_dim, activation, factor)
-        self.attention_gate = nn.Parameter(torch.zeros(()))
-        self.ffn_gate = nn.Parameter(torch.zeros(()))
+        self.attention_gate = nn.Parameter(torch.zeros(1))
+        self.ffn_gate = nn.Parameter(torch.zeros(1))
 
     def forward(
         self, x: Tensor, media: Tensor, *, mask: Pattern | Tensor | None = None

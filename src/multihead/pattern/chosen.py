@@ -249,7 +249,9 @@ def packed(inside: Bool[Tensor, "*rows columns"]) -> Int[Tensor, "*rows words"]:
     """Truth values as words of 64 bits, the first one in the lowest bit; 0 beyond the columns."""
     columns = inside.shape[-1]
     padded = torch.nn.functional.pad(inside, (0, -columns % _WORD))
-    if padded.device.type == "cpu" and padded.numel():
+    if not padded.numel():
+        return torch.zeros(*padded.shape[:-1], padded.shape[-1] // _WORD, dtype=torch.int64, device=inside.device)
+    if padded.device.type == "cpu":
         return torch.from_numpy(numpy.packbits(padded.numpy(), axis=-1, bitorder="little")).view(torch.int64)
     bits = padded.unflatten(-1, (-1, 8)).to(torch.uint8) << torch.arange(8, dtype=torch.uint8, device=inside.device)
     return bits.sum(-1, dtype=torch.uint8).view(torch.int64)
@@ -258,7 +260,9 @@ def packed(inside: Bool[Tensor, "*rows columns"]) -> Int[Tensor, "*rows words"]:
 def unpacked(words: Int[Tensor, "*rows words"], columns: int) -> Bool[Tensor, "*rows columns"]:
     """The truth values that were packed."""
     found = words.contiguous().view(torch.uint8)
-    if found.device.type == "cpu" and found.numel():
+    if not found.numel():
+        return torch.zeros(*words.shape[:-1], columns, dtype=torch.bool, device=words.device)
+    if found.device.type == "cpu":
         return torch.from_numpy(numpy.unpackbits(found.numpy(), axis=-1, bitorder="little")).bool()[..., :columns]
     bits = found[..., None] >> torch.arange(8, dtype=torch.uint8, device=words.device) & 1
     return bits.flatten(-2).bool()[..., :columns]

@@ -116,6 +116,15 @@ def test_tiles_that_nobody_chose_are_left_out():
     assert "tile map" in str(explain_backend(q, q, q, mask=problem.mask))
 
 
+def test_what_was_chosen_whole_is_not_looked_into():
+    q, k = torch.randn(1, 1, 70, 8), torch.randn(1, 1, 130, 8)
+    for block in (1, 7, 64):
+        chosen = Chosen.from_blocks(torch.ones(1, 1, 70, -(-130 // block)).bool(), block=block, kv_len=130)
+        parts = mask_parts(make_problem(q, k, k, mask=chosen, q_offset=0))
+        assert parts.tile_class.tolist() == [[[[2, 2, 2], [2, 2, 2]]]]
+        assert parts.tile_bits.shape == (0, 64)
+
+
 def test_maps_of_tiles_are_joined():
     one, first = blocks(1, 2, 70, 130, block=64, share=0.5)
     other, second = blocks(2, 1, 70, 130, block=1, share=0.7)

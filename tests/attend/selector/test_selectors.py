@@ -39,7 +39,8 @@ def masks():
     keep = torch.rand(2, LENGTH) < 0.7
     keep[:, : torch.randint(1, 20, ())] = False
     ids = (torch.rand(2, LENGTH) < 0.1).cumsum(1)
-    return (None, causal(), causal() & padding(keep), causal() & document(ids), torch.rand(2, 1, LENGTH, LENGTH) < 0.3)
+    packed = causal() & padding(keep) & document(ids)
+    return (None, causal(), causal() & padding(keep), packed, torch.rand(2, 1, LENGTH, LENGTH) < 0.3)
 
 
 def rows(mask, first):

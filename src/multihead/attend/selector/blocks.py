@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int8
+from jaxtyping import Bool, Float, Int, Int8
 from torch import Tensor
 
 from multihead.attend.problem import Problem, products
@@ -104,8 +104,7 @@ class _Blocks(Selector):
         partial = ((seen == Tile.PARTIAL) & ~own).flatten(0, 2).any(0).nonzero()[:, 0]
         pairs = max(problem.batch * problem.heads * (band.stop - band.start) * size, 1)
         for some in partial.split(max(1, _AT_ONCE // pairs)) if partial.numel() else ():
-            cols = (some[:, None] * size + torch.arange(size, device=scores.device)).clamp(max=problem.kv_len)
-            told = self._partly(problem, band, cols)
+            told = self._partly(problem, band, _places(problem, some, size))
             scores[..., some] = torch.where(seen[..., some] == Tile.PARTIAL, told, scores[..., some])
         scores = scores.masked_fill(seen == Tile.SKIP, -torch.inf).masked_fill(own, torch.inf)
         return best(scores, self._budget)
@@ -163,8 +162,9 @@ class TopBlocks(_Blocks):
     def _partly(self, problem: Problem, band: slice, cols: Tensor) -> Tensor:
         keys, seen = _cut(problem, band, cols)
         scores = products(problem.q[:, :, band], keys, 1.0).masked_fill(~seen, 0.0)
-        count = seen.unflatten(3, cols.shape).sum(-1).clamp(min=1)
-        return scores.unflatten(3, cols.shape).sum(-1) / count
+        count = seen.unflatten(3, cols.shape).sum(-1)
+        means = scores.unflatten(3, cols.shape).sum(-1) / count.clamp(min=1)
+        return means.masked_fill(count == 0, -torch.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,40 @@ class Pages(_Blocks):
         hidden = ~seen[:, :, 0].unflatten(2, cols.shape)[..., None]
         low, high = pages.masked_fill(hidden, torch.inf).amin(3), pages.masked_fill(hidden, -torch.inf).amax(3)
         none = hidden.all(3)
-        return self._scores(q, (low.masked_fill(none, 0.0), high.masked_fill(none, 0.0)))
+        told = self._scores(q, (low.masked_fill(none, 0.0), high.masked_fill(none, 0.0)))
+        return told.masked_fill(none[..., 0][:, :, None], -torch.inf)
+
+
+def _places(problem: Problem, some: Tensor, size: int) -> Int[Tensor, "blocks size"]:
+    """The keys of some blocks; those beyond the last one are kv_len."""
+    return (some[:, None] * size + torch.arange(size, device=problem.q.device)).clamp(max=problem.kv_len)
+
+
+def without_hidden(
+    problem: Problem,
+    band: slice,
+    size: int,
+    classes: Int8[Tensor, "_ _ rows blocks"],
+    where: Bool[Tensor, "rows blocks"],
+) -> Int8[Tensor, "_ _ rows blocks"]:
+    """The classes, with `Tile.SKIP` for those of the blocks asked for that hold nothing that a query sees.
+
+    Args:
+        problem: What is asked.
+        band: Indices of queries.
+        size: Keys in a block.
+        classes: What `seen_blocks` says: it may take a block for a partial one of which nothing is seen.
+        where: Which blocks are asked for.
+    """
+    some = ((classes == Tile.PARTIAL) & where).flatten(0, 2).any(0).nonzero()[:, 0]
+    if not some.numel():
+        return classes
+    classes = classes.clone()
+    for few in some.split(max(1, _AT_ONCE // ((band.stop - band.start) * size))):
+        cols = _places(problem, few, size)
+        seen = _cut(problem, band, cols)[1].unflatten(3, cols.shape).any(-1)
+        classes[..., few] = torch.where(seen, classes[..., few], int(Tile.SKIP)).to(torch.int8)
+    return classes
 
 
 def _cut(problem: Problem, band: slice, cols: Tensor) -> tuple[Tensor, Tensor]:
