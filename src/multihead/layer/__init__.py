@@ -18,10 +18,10 @@ from multihead.layer.latent_cache import LatentCache
 from multihead.layer.linear import GatedLinearAttention, LinearAttention, SwishGate
 from multihead.layer.linear_options import Linear, retention_decay
 from multihead.layer.longformer import LongformerAttention
-from multihead.layer.mixture_of_attention import MoAAttention
-from multihead.layer.mixture_of_heads import MoHAttention
 from multihead.layer.lsh import LSHAttention
 from multihead.layer.lsh_cache import LSHCache
+from multihead.layer.mixture_of_attention import MoAAttention
+from multihead.layer.mixture_of_heads import MoHAttention
 from multihead.layer.native_sparse import Branches, NativeSparseAttention
 from multihead.layer.prune import Pruning
 from multihead.layer.resampler import GatedCrossAttention, PerceiverResampler
