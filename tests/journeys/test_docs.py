@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*DOCS, ROOT / "README.md"]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
-COMMANDS = ("checkup", "compare", "locate", "models")
+COMMANDS = ("checkup", "compare", "locate", "models", "variants")
 
 
 def short(path):

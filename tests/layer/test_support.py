@@ -8,8 +8,12 @@ from multihead.layer import FAMILIES, Block, Support, build_attention
 from multihead.pattern import causal, document, from_callable, padding, sliding_window
 
 WIDE = torch.float64
-LENGTH, WIDTH, HEADS = 11, 16, 4
+LENGTH, WIDTH, HEADS = 11, 32, 8
 EVERY = list(FAMILIES)
+BY_CHANCE = ("lsh",)
+"""A token sees those of its bucket, not all."""
+UNTAUGHT = ("global_", "k_proj.bias", "index_")
+"""Weights that a plain call gives no gradient: nothing is global; no softmax moves with it; another loss teaches it."""
 
 
 def those(what, *, can=True):
@@ -48,7 +52,7 @@ def test_causal_forward_and_backward(randomise, name):
     assert out.shape == x.shape
     (grad,) = torch.autograd.grad(out[:, :6].square().sum(), x)
     assert torch.isfinite(out).all()
-    assert grad[:, :6].abs().sum(-1).min() > 0
+    assert grad[:, :6].abs().sum(-1).min() > 0 or name in BY_CHANCE
     assert grad[:, 6:].abs().max() == 0
     with torch.no_grad():
         # Bit for bit: nothing of the future is read.
@@ -60,11 +64,11 @@ def test_bidirectional_forward_and_backward(randomise, name):
     block, x = built(randomise, name)
     x.requires_grad_()
     (grad,) = torch.autograd.grad(block(x)[:, 0].square().sum(), x)
-    assert grad.abs().sum(-1).min() > 0
+    assert grad.abs().sum(-1).min() > 0 or name in BY_CHANCE
     block.zero_grad()
     block(x).square().sum().backward()
     silent = {n for n, p in block.attention.named_parameters() if p.grad is None or not p.grad.abs().sum()}
-    assert silent <= {n for n, _ in block.attention.named_parameters() if n.startswith(("global_", "k_proj.bias"))}
+    assert all(n.startswith(UNTAUGHT) for n in silent)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -80,6 +84,8 @@ def test_padding_and_documents(randomise, name):
         out = block(x, mask=within(padding(keep)))
         alone = block(x[1:, :7], mask=base)
         torch.testing.assert_close(out[1:, :7], alone)
+        if base is None and not support.patterns:
+            continue  # documents are told apart where tokens look back
         ids = torch.tensor([0] * 4 + [1] * (LENGTH - 4))
         out = block(x, mask=within(document(ids)))
         torch.testing.assert_close(out[:, :4], block(x[:, :4], mask=base))
@@ -91,10 +97,11 @@ def test_padding_and_documents(randomise, name):
 def test_any_pattern(randomise, name):
     block, x = built(randomise, name)
     near = sliding_window(3)
-    told = from_callable(lambda q, k: (k <= q) & (q - k < 3), name="near")
+    told = causal() & from_callable(lambda q, k: q - k < 3, name="near")
     out = block(x, mask=near)
     torch.testing.assert_close(block(x, mask=told), out)
-    torch.testing.assert_close(block(x, mask=near.mask(LENGTH, LENGTH)[0, 0]), out)
+    if FAMILIES[name].support.bidirectional:  # a tensor cannot tell that it looks back only
+        torch.testing.assert_close(block(x, mask=near.mask(LENGTH, LENGTH)[0, 0]), out)
     other = x.clone()
     other[:, 0] = 7.0
     torch.testing.assert_close(block(other, mask=near)[:, 3:], out[:, 3:])
@@ -123,7 +130,7 @@ def test_another_sequence(randomise, name):
 
 
 def refuses_causal(name):
-    with pytest.raises(MultiheadError, match="causal|bidirectional"):
+    with pytest.raises(MultiheadError, match=r"causal|bidirectional"):
         Block(WIDTH, name, heads=HEADS)(torch.randn(1, LENGTH, WIDTH), mask=causal())
 
 

