@@ -68,7 +68,7 @@ class Held:
     def digest(self) -> bytes:
         """16 bytes that depend on the kind, shape and values and on nothing else."""
         if not self._digest:
-            values = self._values.cpu()
+            values = self.on("cpu")
             head = f"{values.dtype} {tuple(values.shape)} ".encode()
             self._digest = hashlib.blake2b(head + values.numpy().tobytes(), digest_size=16).digest()
         return self._digest
@@ -91,6 +91,12 @@ class Held:
         """The values on a device; moved there once."""
         place = torch.device(device)
         if place not in self._on:
+            if self._values.is_meta:
+                raise MultiheadError(
+                    asked=f"the values of {self.what} on {place}",
+                    arrived=f"a tensor {tuple(self._values.shape)} on meta, which holds none",
+                    remedy="make the pattern of a tensor with values: patterns are no part of what is built on meta",
+                )
             self._on[place] = self._values.to(place)
         return self._on[place]
 
