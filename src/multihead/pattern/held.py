@@ -125,7 +125,7 @@ class Held:
         Raises:
             MultiheadError: A position is negative or beyond the values held.
         """
-        if pos.numel():
+        if pos.numel() and not pos.is_meta:
             low, high = pos.aminmax()
             self.check(int(low), int(high), side=side)
 

@@ -55,6 +55,8 @@ class Pairs(Pattern):
         return Facts(batch=self.rows, reach=self.bounds)
 
     def _contains(self, q: Int[Tensor, "_ 1 rows 1"], k: Int[Tensor, "_ 1 1 cols"]) -> Bool[Tensor, "_ _ _ _"]:
+        if q.is_meta:  # positions without values: only the shape can be told
+            return torch.empty(self.rows or 1, 1, q.shape[2], k.shape[3], dtype=torch.bool, device=q.device)
         table = self.table.on(q.device)
         # A small table over the positions that occur, read out at each of them: they may repeat and differ by row.
         queries, at_q = q.unique(return_inverse=True)
