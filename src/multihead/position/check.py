@@ -26,6 +26,8 @@ def check_tensor(name: str, value: object, asked: str) -> None:
     """Refuses what is no tensor, by its name."""
     if not isinstance(value, Tensor):
         raise MultiheadError(asked=asked, arrived=f"{name}={kind_and_text(value)}", remedy="pass a floating tensor")
+    if value.layout is not torch.strided:
+        raise MultiheadError(asked=asked, arrived=f"{name} of layout {value.layout}", remedy="pass a dense tensor")
 
 
 def check_whole(name: str, value: object, what: str) -> None:
