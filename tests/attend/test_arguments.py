@@ -181,3 +181,14 @@ def test_the_module_refuses_in_the_same_words():
         layer(torch.randn(1, 3, 8), q_offset=1.5)
     with pytest.raises(MultiheadError, match="a backend of this library"):
         MultiHeadAttention(8, heads=2, backend=["sdpa"])(torch.randn(1, 3, 8))
+
+
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize("place", range(3))
+def test_tensors_of_another_layout(place):
+    dense = list(qkv())
+    jagged = torch.nested.nested_tensor(list(dense[place]), layout=torch.jagged)
+    for other, told in ((dense[place].to_sparse(), "torch.sparse_coo"), (jagged, "torch.jagged")):
+        given = [other if at == place else x for at, x in enumerate(dense)]
+        with pytest.raises(MultiheadError, match=f"dense tensors as q, k and v\n  got: .*{'qkv'[place]} {told}"):
+            attention(*given)

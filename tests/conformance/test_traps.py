@@ -6,6 +6,8 @@ import math
 import pytest
 import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
+from transformers.models.qwen3_next.configuration_qwen3_next import Qwen3NextConfig
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextAttention
 
 from attend.oracle import attend_slowly, full, near, qkv
 from built import NATIVE
@@ -21,18 +23,21 @@ from multihead.attend import (
 )
 from multihead.error import MultiheadError
 from multihead.layer import (
+    DifferentialAttention,
     HeadGroup,
     Int8,
     Latent,
     LatentAttention,
+    LayerLambda,
     MultiHeadAttention,
+    OutputGate,
     QKNorm,
     Scoring,
     Sliding,
     TalkingHeadsAttention,
 )
 from multihead.pattern import bigbird, causal, global_tokens, neighbourhood, pairs, random_blocks, sliding_window
-from multihead.position import DynamicNTK, Rotary, YaRN
+from multihead.position import DynamicNTK, Rotary, ShawRelative, TransformerXLRelative, YaRN
 
 WIDE = torch.float64
 TRAINED = pytest.mark.parametrize("backend", ["reference", "tiled", "sdpa"])
@@ -139,6 +144,60 @@ def test_trap_04_key_heads_and_rotary_layout_as_in_transformers(backend):
     assert not near(got, wrong, 1e-2)
 
 
+def test_trap_04_maps_of_a_differential_head_lie_side_by_side():
+    """Rows 2 h and 2 h + 1 of the queries are head h; its values are those of the kv head both its keys lie in."""
+    layer = randomised(DifferentialAttention(8, 4, kv_heads=2, head_dim=3, lambdas=LayerLambda(start=0.4))).double()
+    x = torch.randn(1, 5, 8, dtype=WIDE)
+    q, k = (project(x[0]).unflatten(-1, (-1, 2, 3)) for project in (layer.q_proj, layer.k_proj))
+    v = layer.v_proj(x[0]).unflatten(-1, (2, 6))
+    first, second = (torch.exp((a * b).sum()) for a, b in layer.vectors)
+
+    def told(pair):
+        heads = []
+        for h in range(4):
+            maps = [torch.softmax(q_map @ k_map.T * 3**-0.5, -1) for q_map, k_map in pair(h)]
+            out = (maps[0] - (first - second + 0.4) * maps[1]) @ v[:, h // 2]
+            out = out / torch.sqrt(out.square().mean(-1, keepdim=True) + 1e-5) * layer.norm.weight
+            heads.append(0.6 * out)
+        return layer.out_proj(torch.cat(heads, -1))
+
+    def beside(h):
+        return [(q[:, h, m], k[:, h // 2, m]) for m in range(2)]
+
+    def apart(h):  # all first maps, then all second ones: the same rows read another way
+        rows, keys = q.flatten(1, 2), k.flatten(1, 2)
+        return [(rows[:, h + 4 * m], keys[:, h // 2 + 2 * m]) for m in range(2)]
+
+    assert near(layer(x)[0], told(beside), 1e-10)
+    assert not near(layer(x)[0], told(apart), 1e-2)
+
+
+def test_trap_04_queries_and_gates_of_qwen_alternate_by_head():
+    """Of its fused projection each head has its query rows, then its gate rows; not all queries, then all gates."""
+    sizes = {"hidden_size": 12, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8}
+    theirs = randomised(Qwen3NextAttention(Qwen3NextConfig(**sizes, attn_implementation="eager"), 0)).eval()
+    scoring = Scoring(norm=QKNorm(eps=theirs.config.rms_norm_eps))
+    gate, position = OutputGate(per="channel"), Rotary(50.0, dim=4)
+    group = HeadGroup(6, 8, kv_heads=3, position=position, scoring=scoring, gate=gate)
+    ours, given = MultiHeadAttention(12, group, bias=False), theirs.state_dict()
+    x, angles = torch.randn(2, 7, 12), torch.arange(7)[:, None] * 50.0 ** (-torch.arange(0, 4, 2) / 4)
+    turns = tuple(torch.cat([t, t], -1)[None] for t in (angles.cos(), angles.sin()))
+    seen = torch.where(causal().mask(7, 7), 0.0, torch.finfo(torch.float32).min)
+    want = theirs(x, turns, seen)[0]
+
+    def loaded(q, gates):
+        ours.load_state_dict(
+            {f"{name}_proj.weight": given[f"{name}_proj.weight"] for name in "kv"}
+            | {f"parts.0.{name}_norm.weight": 1 + given[f"{name}_norm.weight"] for name in "qk"}
+            | {"q_proj.weight": q, "parts.0.gate.weight": gates, "out_proj.weight": given["o_proj.weight"]}
+        )
+        return ours(x, mask=causal())
+
+    by_head = given["q_proj.weight"].unflatten(0, (6, 2, 8))
+    assert near(loaded(by_head[:, 0].flatten(0, 1), by_head[:, 1].flatten(0, 1)), want, 1e-5)
+    assert not near(loaded(*given["q_proj.weight"].chunk(2)), want, 1e-2)
+
+
 @EVERY
 @pytest.mark.parametrize(("width", "v_width"), [(5, 12), (24, 40), (40, 7)])
 def test_trap_05_the_scale_is_of_the_true_width(width, v_width, backend):
@@ -158,6 +217,37 @@ def test_trap_05_absorbed_latents_and_yarn():
         x = torch.randn(2, 6, 8, dtype=WIDE)
         assert near(made[0](x, mask=causal()), made[1](x, mask=causal()), 1e-10)
         assert made[1].scale == pytest.approx(9**-0.5 * (1 if position is None else position.score_factor))
+
+
+@pytest.mark.parametrize("scale", [None, 0.83])
+@TRAINED
+def test_trap_05_terms_of_relative_vectors_are_scaled_too(scale, backend):
+    """A bias is not multiplied by the scale, but these terms are products: they come scaled."""
+    q, k, v = (x.double() for x in qkv(heads=2, kv_heads=2, q_len=5, kv_len=5))
+    factor = 8**-0.5 if scale is None else scale
+    shaw = ShawRelative(keys=torch.randn(5, 8, dtype=WIDE))
+    u, w = torch.randn(2, 2, 8, dtype=WIDE), torch.randn(16, 6, dtype=WIDE)
+    long = TransformerXLRelative(content=u[0], position=u[1], projection=w)
+    for queries, bias, term in (
+        (q, shaw.bias(q, scale=scale), lambda h, i, j: q[:, h, i] @ shaw.keys[min(max(i - j, -2), 2) + 2]),
+        (
+            long.queries(q),
+            long.bias(q, scale=scale),
+            lambda h, i, j: (q[:, h, i] + u[1, h]) @ (w[8 * h : 8 * h + 8] @ sinusoid_of(i - j, 6)),
+        ),
+    ):
+        dots = queries @ k.mT
+        for h, i, j in itertools.product(range(2), range(5), range(5)):
+            dots[:, h, i, j] += term(h, i, j)
+        want = torch.softmax(factor * dots, -1) @ v
+        assert near(attention(queries, k, v, bias=bias, scale=scale, backend=backend), want, 1e-10)
+        unscaled = torch.softmax(factor * (queries @ k.mT) + bias / factor, -1) @ v
+        assert not near(unscaled, want, 1e-3)
+
+
+def sinusoid_of(distance, width):
+    waves = [(distance * 10000.0 ** (-2 * k / width)) for k in range(width // 2)]
+    return torch.tensor([f(wave) for wave in waves for f in (math.sin, math.cos)], dtype=WIDE)
 
 
 REPEATED = {
@@ -246,6 +336,29 @@ def test_trap_09_caches_keep_their_own_state():
     assert short.groups[0].rows.parts[1].dtype == torch.float32
     low = attention_lse(*(y.bfloat16() for y in qkv()))
     assert low.lse.dtype == low.weights().dtype == torch.float32
+
+
+def test_trap_09_beams_of_a_latent_cache_and_tensors_that_change_later():
+    """Rows go where they are sent, vectors and turned keys alike; what the caller writes to later is not in it."""
+    latent = Latent(6, nope_dim=4, rope_dim=4, v_dim=3)
+    layer = randomised(LatentAttention(8, 2, latent, position=Rotary(50.0))).eval()
+    prompt, nexts = torch.randn(3, 4, 8), torch.randn(3, 2, 8)
+    rows, given = torch.tensor([2, 0, 2]), prompt.clone()
+    with torch.no_grad():
+        cache = layer.cache(batch=3)
+        layer(given, mask=causal(), cache=cache)
+        given.fill_(1e4)
+        cache.select(rows)
+        outs = []
+        for t in range(2):
+            step = nexts[:, t : t + 1].clone()
+            out = layer(step, mask=causal(), cache=cache)
+            outs.append(out.clone())
+            step.fill_(-1e4)
+            out.fill_(1e4)
+        want = layer(torch.cat([prompt[rows], nexts], 1), mask=causal())[:, 4:]
+    assert near(torch.cat(outs, 1), want, 1e-5)
+    assert not near(want, layer(torch.cat([prompt, nexts], 1), mask=causal())[:, 4:], 1e-2)
 
 
 def test_trap_10_biases_norms_and_dropout_are_seen_by_these_tests():

@@ -125,3 +125,48 @@ def test_open_sizes_of_inputs_that_there_are_not_are_refused(dynamic, tmp_path, 
     with pytest.raises(MultiheadError, match=r"open sizes of the model's inputs query"):
         export_onnx(MultiHeadAttention(16, 4).eval(), (torch.randn(1, 3, 16),), tmp_path / "a", dynamic=dynamic)
     assert list(tmp_path.iterdir()) == []
+
+
+class Two(torch.nn.Module):
+    """Two inputs, of which one may be left out."""
+
+    def forward(self, x, keep=None):
+        return x if keep is None else x * keep
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"inputs": []}, r"\(x\)\n  got: 0 inputs"),
+        ({"inputs": None}, "inputs=NoneType 'None'"),
+        ({"inputs": torch.ones(2, 3)}, "inputs=Tensor"),
+        ({"inputs": "x"}, "inputs=str 'x'"),
+        ({"inputs": [torch.ones(2)] * 3}, "got: 3 inputs"),
+        ({"names": ["a", "b"]}, r"names=\['a', 'b'\]"),
+        (
+            {"names": ["a", "a"], "inputs": [torch.ones(2)] * 2},
+            r"names: 2 different words.*\n  got: names=\['a', 'a'\]",
+        ),
+        ({"names": [""]}, r"names=\[''\]"),
+        ({"names": [3]}, r"names=\[3\]"),
+        ({"names": "x"}, "names='x'"),
+        ({"names": []}, r"names=\[\]"),
+        ({"opset": 99}, "23 or later, up to 25\n  got: opset=99"),
+        ({"opset": -1}, "opset=-1"),
+        ({"opset": True}, "opset=True"),
+        ({"dynamic": {"x": {2: "n"}}}, r"of shape \(2, 3\): a dimension.*\n  got: x: \{2: 'n'\}"),
+        ({"dynamic": {"x": {-1: "n"}}}, r"got: x: \{-1: 'n'\}"),
+        ({"dynamic": {"x": {"1": "n"}}}, r"got: x: \{'1': 'n'\}"),
+        ({"dynamic": {"x": {1: 5}}}, r"got: x: \{1: 5\}"),
+        ({"dynamic": {"x": {1: "a b"}}}, r"got: x: \{1: 'a b'\}"),
+        ({"dynamic": {"x": 1}}, "got: x: 1"),
+        ({"dynamic": {"x": None}}, "got: x: None"),
+        ({"inputs": [3], "dynamic": {"x": {0: "n"}}}, "open sizes of x: a dimension"),
+    ],
+)
+def test_inputs_names_and_sizes_that_are_none_are_refused_before_the_work(options, told, tmp_path, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    monkeypatch.setattr(torch.export, "export", lambda *_, **__: pytest.fail("the graph was made"))
+    with pytest.raises(MultiheadError, match=told):
+        export_onnx(Two().eval(), path=tmp_path / "a.onnx", **{"inputs": [torch.ones(2, 3)]} | options)
+    assert list(tmp_path.iterdir()) == []

@@ -47,6 +47,18 @@ def unchecked():
 
 @needs_kernel
 @pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("seed", "dtype"), [(315854752807799, torch.bfloat16), (315854752817690, torch.float16)])
+def test_spans_in_float64_end_where_they_say(seed, dtype):
+    # Keys at the very end of a span, of which a rounded span leaves another rest.
+    problem = random_problem(seed, dtype=dtype, poisoned=False)
+    assert problem.bias.spans.dtype == torch.float64
+    for variant in load().variants():
+        with native.forced(variant=variant, threads=1), torch.no_grad():
+            assert Verdict(problem, variant).faults(*native.run(problem)) == []
+
+
+@needs_kernel
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_problems(part, request):
     first = request.config.run_seed * 100_000 + part * (PROBLEMS // PARTS)

@@ -122,7 +122,7 @@ def test_negative_positions_say_so(make, told):
         ([[(1, 2), 3]], "3 among the pairs"),
         (["ab"], "'ab' among the rows"),
         ([(1, 2), "ab"], "'ab' among the pairs"),
-        (torch.zeros(3, dtype=torch.int64), "among the"),
+        (torch.zeros(3, dtype=torch.int64), "of shape (3,)"),
         (torch.zeros(2, 3, dtype=torch.int64), "[0, 0, 0] among the"),
         (torch.zeros(1, 2), "got: 0.0"),
     ],

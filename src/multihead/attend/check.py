@@ -12,11 +12,18 @@ from multihead.error import MultiheadError, check_kinds, kind_and_text
 from multihead.pattern.check import LIMIT
 
 Shape = tuple[int, int, int, int]
+_DENSE = torch.strided
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Refuses queries, keys and values that do not belong together."""
     check_kinds({"q": q, "k": k, "v": v}, (Tensor,), "a tensor")
+    if not q.layout is k.layout is v.layout is _DENSE:
+        raise MultiheadError(
+            asked="dense tensors as q, k and v",
+            arrived=", ".join(f"{name} {x.layout}" for name, x in (("q", q), ("k", k), ("v", v))),
+            remedy="pass `x.to_dense()`, or padded sequences with mask=padding(keep): `x.to_padded_tensor(0.0)`",
+        )
     shapes = q.shape, k.shape, v.shape
     if not len(shapes[0]) == len(shapes[1]) == len(shapes[2]) == 4:
         raise _misfit(

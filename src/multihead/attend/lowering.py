@@ -175,9 +175,10 @@ def bias_parts(problem: Problem) -> BiasParts:
     if isinstance(bias, AdaptiveSpan):
         # From its reach on everything is shut, whatever the distance.
         low, high = (min(max(end, -bias.reach()), bias.reach()) for end in ends)
-        wide = bias.with_weight(_plain(bias.spans))
+        # Only the logarithms are rounded: of a rounded span little is right where little of it is left.
+        wide = bias.with_weight(bias.spans.detach().double())
         distances = torch.arange(low, max(low, high) + 1, device=wide.spans.device)
-        return BiasParts(table=wide.scores(distances, distances.new_zeros(1))[0, :, :, 0].contiguous(), first=low)
+        return BiasParts(table=_plain(wide.scores(distances, distances.new_zeros(1))[0, :, :, 0]), first=low)
     low, high = _distances(bias, *ends)
     form = (bias.buckets, bias.bidirectional, bias.max_distance, low, high)
     buckets = _buckets.__wrapped__(*form) if _watched() else _buckets(*form)

@@ -218,6 +218,8 @@ def _kept(shape: torch.Size, problem: Problem, seed: int, band: Band) -> Tensor 
     """The factor of dropout on each weight of a band, the same whenever it is asked for; None without dropout."""
     if problem.dropout == 0:
         return None
+    if problem.q.is_meta:  # there is nothing to draw, and no generator
+        return torch.empty(shape, dtype=problem.wide, device=problem.q.device)
     generator = torch.Generator(problem.q.device).manual_seed((seed ^ (band.rows.start * _MIX)) % 2**63)
     drawn = torch.rand(shape, generator=generator, device=problem.q.device)
     return (drawn >= problem.dropout).to(problem.wide) / (1 - problem.dropout)

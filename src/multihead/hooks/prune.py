@@ -6,7 +6,7 @@ from typing import cast
 
 from torch import nn
 
-from multihead.error import MultiheadError, kind_and_text
+from multihead.error import MultiheadError, check_kinds, kind_and_text
 from multihead.hooks.address import addresses
 from multihead.hooks.control import read_address
 from multihead.hooks.locate import check_model, locate
@@ -97,7 +97,7 @@ def prune_heads(model: nn.Module, heads: Iterable[HeadAddress | str | int] | Map
 def _by_path(model: nn.Module, heads: object) -> dict[str, list[int]]:
     """Numbers of heads by the dotted name of their module."""
     if isinstance(heads, Mapping):
-        found = {path: list(numbers) for path, numbers in cast(Mapping[str, Sequence[int]], heads).items()}
+        found = {_named(path): _numbers(numbers) for path, numbers in cast(Mapping[object, object], heads).items()}
     elif isinstance(heads, Iterable) and not isinstance(heads, str):
         found = _located(model, list(cast(Iterable[object], heads)))
     else:
@@ -112,6 +112,23 @@ def _by_path(model: nn.Module, heads: object) -> dict[str, list[int]]:
     if not any(found.values()):
         raise MultiheadError(asked="at least one head", arrived="no heads", remedy='name them like ["L18.H6"]')
     return {path: numbers for path, numbers in found.items() if numbers}
+
+
+def _named(path: object) -> str:
+    """The name of a module."""
+    check_kinds({"name of a module": path}, (str,), "a dotted name, such as 'layers.0.attn'")
+    return cast(str, path)
+
+
+def _numbers(given: object) -> list[int]:
+    """A list of heads of one module; what they are is seen to later."""
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise MultiheadError(
+            asked="a list of heads for each module",
+            arrived=kind_and_text(given),
+            remedy='pass {"layers.0.attn": [0, 3]}, a list also for one head',
+        )
+    return list(cast(Iterable[int], given))
 
 
 def _located(model: nn.Module, heads: list[object]) -> dict[str, list[int]]:

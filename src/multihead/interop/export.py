@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ _LIBRARY.define(
     "onnx_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, float softcap) -> Tensor"
 )
 LEAST = 23  # the first opset with Attention
+MOST = 25  # the last that onnxscript 0.7 can write
 
 
 def export_onnx(
@@ -48,21 +49,22 @@ def export_onnx(
         path: Where the file goes.
         names: Names of the inputs in the file; None takes those of `forward`.
         dynamic: For each input of `forward` that has sizes which change: the dimension and a name for it.
-        opset: Version of the operators, 23 or later.
+        opset: Version of the operators, 23 to 25.
 
     Returns:
         torch's program, which can be run and looked at.
 
     Raises:
-        MultiheadError: The model is in training mode, the opset is too old, onnxscript is not installed, or a call
-            cannot be a node.
+        MultiheadError: The model is in training mode, inputs, names or sizes that are not those of its `forward`, an
+            opset that is too old or not known yet, onnxscript is not installed, or a call cannot be a node.
 
     Example:
         >>> export_onnx(model.eval(), (x,), "model.onnx", dynamic={"x": {1: "length"}})  # doctest: +SKIP
     """
     target = _target(path)
     _check(model, opset)
-    _check_dynamic(dynamic, _parameters(model)[: len(inputs)])
+    _check_inputs(model, inputs, names)
+    _check_dynamic(dynamic, dict(zip(_parameters(model), inputs, strict=False)))
     shapes = None if dynamic is None else {name: _dims(sizes) for name, sizes in dynamic.items()}
     if shapes is not None:
         shapes = {name: shapes.get(name) for name in _parameters(model)[: len(inputs)]}
@@ -190,9 +192,11 @@ def _check(model: nn.Module, opset: int) -> None:
         raise MultiheadError(
             asked="a model in evaluation mode to export", arrived="training mode", remedy="call model.eval() first"
         )
-    if opset < LEAST:
+    if not LEAST <= opset <= MOST or isinstance(opset, bool):
         raise MultiheadError(
-            asked=f"an opset with Attention: {LEAST} or later", arrived=f"opset={opset}", remedy=f"pass opset={LEAST}"
+            asked=f"an opset with Attention: {LEAST} or later, up to {MOST}",
+            arrived=f"opset={opset}"[:200],
+            remedy=f"pass opset={LEAST}",
         )
     if find_spec("onnxscript") is None:
         raise MultiheadError(
@@ -200,18 +204,61 @@ def _check(model: nn.Module, opset: int) -> None:
         )
 
 
-def _check_dynamic(dynamic: object, inputs: Sequence[str]) -> None:
+def _check_inputs(model: nn.Module, inputs: object, names: object) -> None:
+    """Refuses examples that are not what `forward` takes, and names that are not one for each."""
+    taken = inspect.signature(model.forward).parameters.values()
+    plain = [p.name for p in taken if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p.name for p in taken if p.name in plain and p.default is p.empty]
+    open_ended = any(p.kind is p.VAR_POSITIONAL for p in taken)
+    listed = isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes)
+    count = len(cast(Sequence[object], inputs)) if listed else -1
+    if count < max(len(needed), 1) or (count > len(plain) and not open_ended):
+        raise MultiheadError(
+            asked=f"inputs: an example of each input that forward needs ({', '.join(needed or plain) or 'none'})",
+            arrived=f"{count} inputs" if listed else f"inputs={kind_and_text(inputs)}",
+            remedy="pass them as a tuple, in order: (x,) for one",
+        )
+    if names is None:
+        return
+    told = list(cast(Sequence[object], names)) if isinstance(names, Sequence) and not isinstance(names, str) else []
+    words = [name for name in told if isinstance(name, str) and name]
+    if len(set(words)) != count or len(told) != count:
+        raise MultiheadError(
+            asked=f"names: {count} different words, one for each input",
+            arrived=f"names={names!r}"[:200],
+            remedy="pass a list of them, or None for those of forward",
+        )
+
+
+def _check_dynamic(dynamic: object, inputs: Mapping[str, object]) -> None:
     """Refuses sizes of inputs that there are not: they would be left fixed without a word."""
     if dynamic is None:
         return
     unknown = [name for name in dynamic if name not in inputs] if isinstance(dynamic, Mapping) else [dynamic]
+    first = repr(next(iter(inputs), "x"))
+    remedy = f"name an input as the model's forward does: dynamic={{{first}: " + '{1: "length"}}'
     if unknown:
         raise MultiheadError(
             asked=f"open sizes of the model's inputs {', '.join(inputs)}",
             arrived=f"dynamic for {', '.join(map(repr, unknown))}"[:200],
-            remedy=f"name an input as the model's forward does: dynamic={{{(inputs[0] if inputs else 'x')!r}: "
-            '{1: "length"}}',
+            remedy=remedy,
         )
+    for name, sizes in cast(Mapping[str, object], dynamic).items():
+        if not _are_sizes(sizes, inputs[name]):
+            shape = f" of shape {tuple(given.shape)}" if isinstance(given := inputs[name], Tensor) else ""
+            raise MultiheadError(
+                asked=f"open sizes of {name}{shape}: a dimension, from 0, and a word for each",
+                arrived=f"{name}: {sizes!r}"[:200],
+                remedy=remedy,
+            )
+
+
+def _are_sizes(sizes: object, given: object) -> bool:
+    if not isinstance(sizes, Mapping) or not isinstance(given, Tensor):
+        return False
+    told = cast(Mapping[object, object], sizes)
+    places = all(type(place) is int and 0 <= place < given.ndim for place in told)
+    return places and all(isinstance(name, str) and name.isidentifier() for name in told.values())
 
 
 def _refused(what: str, remedy: str) -> MultiheadError:

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int, Int8
 from torch import Tensor
 
 from multihead.pattern.algebra import Pattern
-from multihead.pattern.check import whole
+from multihead.pattern.check import whole, wholes
 from multihead.pattern.formed import Formed
 from multihead.pattern.held import Held
 from multihead.pattern.law import Facts, grade
@@ -166,6 +166,6 @@ def global_blocks(size: int, blocks: Sequence[int]) -> Pattern:
     """
     positions = whole(size, asked="global_blocks(size, blocks): positions in a block, at least 1", least=1)
     asked = "global_blocks(size, blocks): numbers of blocks, counted from 0"
-    found = sorted({whole(block, asked=asked, least=0) for block in blocks})
+    found = wholes(blocks, asked=asked)
     listed = Held(torch.tensor(found, dtype=torch.int64), what="global_blocks")
     return BlockPlaces(f"global_blocks({positions}, {found})", positions, listed)

@@ -1,11 +1,13 @@
 """Checks of the numbers and tensors patterns are made of; each says what was asked, what arrived, what to do."""
 
 import operator
+from collections.abc import Iterable, Mapping
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, kind_and_text
 
 # Sums and differences of two such numbers stay far inside int64.
 LIMIT = 2**40
@@ -29,6 +31,46 @@ def whole(value: object, *, asked: str, least: int | None = None) -> int:
             asked=asked, arrived=f"{value!r}", remedy=f"pass a whole number from {floor} to 2**40 = {LIMIT}"
         )
     return number
+
+
+def wholes(values: object, *, asked: str) -> list[int]:
+    """Several values as Python ints, in order and each once.
+
+    Args:
+        values: What arrived: a list of them, or what else they can be taken out of one by one.
+        asked: The rule in words, first line of the error.
+
+    Raises:
+        MultiheadError: It is no list of whole numbers from 0.
+    """
+    listed = entries(values, asked=asked, remedy="pass a list of them, such as [0, 5]")
+    return sorted({whole(value, asked=asked, least=0) for value in listed})
+
+
+def entries(values: object, *, asked: str, remedy: str) -> list[object]:
+    """What a list, or anything that can be gone through, holds.
+
+    Raises:
+        MultiheadError: It can not be gone through.
+    """
+    lone = isinstance(values, str | bytes | Mapping) or (isinstance(values, Tensor) and not values.ndim)
+    if lone or not isinstance(values, Iterable):
+        raise MultiheadError(asked=asked, arrived=kind_and_text(values), remedy=remedy)
+    return list(cast(Iterable[object], values))
+
+
+def plain(given: object, *, asked: str, remedy: str) -> Tensor:
+    """The tensor that was asked for.
+
+    Raises:
+        MultiheadError: It is no tensor, or one whose numbers do not lie side by side (sparse, nested).
+    """
+    if not isinstance(given, Tensor):
+        raise MultiheadError(asked=asked, arrived=kind_and_text(given), remedy=remedy)
+    if given.layout is not torch.strided or given.is_nested:
+        kind = "nested" if given.is_nested else given.layout
+        raise MultiheadError(asked=asked, arrived=f"a tensor of another layout, {kind}", remedy="pass a dense tensor")
+    return given
 
 
 def merged(sizes: list[int | None], *, what: str, remedy: str) -> int | None:
@@ -67,12 +109,11 @@ def positions(tensor: Tensor, *, name: str) -> Tensor:
     Raises:
         MultiheadError: They are not integers of shape (length,) or (batch, length).
     """
+    asked = f"{name}: absolute positions as integers of shape (length,) or (batch, length)"
+    remedy = f"pass {name}=torch.arange(length), plus the offset of the first one"
+    tensor = plain(tensor, asked=asked, remedy=remedy)
     if not is_whole(tensor) or tensor.ndim not in (1, 2):
-        raise MultiheadError(
-            asked=f"{name}: absolute positions as integers of shape (length,) or (batch, length)",
-            arrived=f"{tensor.dtype} of shape {tuple(tensor.shape)}",
-            remedy=f"pass {name}=torch.arange(length), plus the offset of the first one",
-        )
+        raise MultiheadError(asked=asked, arrived=f"{tensor.dtype} of shape {tuple(tensor.shape)}", remedy=remedy)
     return (tensor if tensor.ndim == 2 else tensor[None]).long()
 
 

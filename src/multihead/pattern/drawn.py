@@ -7,8 +7,10 @@ so that every machine, device and length gives the same. With f the finaliser an
     f(x): x ^= x >> 30; x *= 0xBF58476D1CE4E5B9; x ^= x >> 27; x *= 0x94D049BB133111EB; x ^= x >> 31
 """
 
+import math
 from dataclasses import dataclass
 from decimal import Decimal
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -262,7 +264,7 @@ def random_pairs(share: float, *, seed: int) -> Pattern:
         2 ·····█
     """
     key = whole(seed, asked="random_pairs(share), seed: a whole number from 0", least=0)
-    number = float(share)
+    number = _number(share)
     if not 0 <= number <= 1:
         raise MultiheadError(
             asked="random_pairs(share): the probability of a pair, from 0 to 1",
@@ -272,3 +274,8 @@ def random_pairs(share: float, *, seed: int) -> Pattern:
     # All digits and no exponent: what the text form can be read from, and reads back as the same number.
     told = format(Decimal(repr(number)), "f")
     return RandomPairs(f"random_pairs({told}, {key})", round(number * _SHARES), key)
+
+
+def _number(given: object) -> float:
+    """The given number, NaN where it is none."""
+    return float(given) if isinstance(given, Real) and given is not True and given is not False else math.nan

@@ -2,17 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Int, Int8
 from torch import Tensor
 
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, check_kinds
 from multihead.pattern.algebra import Pattern
-from multihead.pattern.check import merged_batch
+from multihead.pattern.check import entries, merged_batch
 from multihead.pattern.held import Kept
 from multihead.pattern.law import Facts, farthest, together
 from multihead.pattern.show import Spot
+
+_ASKED = "per_head(patterns): one pattern for each head, each the same for all heads"
+_REMEDY = "pass [pattern_of_head_0, pattern_of_head_1, ...]"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -71,13 +75,15 @@ def per_head(patterns: Sequence[Pattern]) -> Pattern:
         >>> per_head([causal(), distance(1)]).mask(2, 2).int().tolist()
         [[[[1, 0], [1, 1]], [[0, 0], [1, 0]]]]
     """
-    parts = tuple(patterns)
+    listed = entries(patterns, asked=_ASKED, remedy=_REMEDY)
+    check_kinds({f"pattern of head {h}": part for h, part in enumerate(listed)}, (Pattern,), "a pattern")
+    parts = cast(tuple[Pattern, ...], tuple(listed))
     if not parts or any(part.heads is not None for part in parts):
         raise MultiheadError(
-            asked="per_head(patterns): one pattern for each head, each the same for all heads",
+            asked=_ASKED,
             arrived=f"{len(parts)} patterns"
             + "".join(f", {part} for {part.heads} heads" for part in parts if part.heads),
-            remedy="pass [pattern_of_head_0, pattern_of_head_1, ...]",
+            remedy=_REMEDY,
         )
     # Here, so that the error comes from the line that mixes batch sizes.
     merged_batch([part.batch for part in parts])

@@ -73,7 +73,7 @@ class Held:
     def digest(self) -> bytes:
         """16 bytes that depend on the kind, shape and values and on nothing else."""
         if not self._digest:
-            values = self._values.cpu()
+            values = self.on("cpu")
             head = f"{values.dtype} {tuple(values.shape)} ".encode()
             self._digest = hashlib.blake2b(head + values.numpy().tobytes(), digest_size=16).digest()
         return self._digest
@@ -96,6 +96,12 @@ class Held:
         """The values on a device; moved there once."""
         place = torch.device(device)
         if place not in self._on:
+            if self._values.is_meta:
+                raise MultiheadError(
+                    asked=f"the values of {self.what} on {place}",
+                    arrived=f"a tensor {tuple(self._values.shape)} on meta, which holds none",
+                    remedy="make the pattern of a tensor with values: patterns are no part of what is built on meta",
+                )
             self._on[place] = self._values.to(place)
         return self._on[place]
 
@@ -124,7 +130,7 @@ class Held:
         Raises:
             MultiheadError: A position is negative or beyond the values held.
         """
-        if pos.numel():
+        if pos.numel() and not pos.is_meta:
             low, high = pos.aminmax()
             self.check(int(low), int(high), side=side)
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Int, Int8
 from torch import Tensor
 
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, check_kinds
 from multihead.pattern.check import LIMIT, merged, positions, whole
 
 Bounds = tuple[int | None, int | None]
@@ -187,6 +187,7 @@ class Law(ABC):
             >>> Tile(int(causal().tile(range(8, 16), range(0, 8))))
             <Tile.FULL: 2>
         """
+        check_kinds({"rows": rows, "cols": cols}, (range,), "range(first, last + 1)")
         if rows.step != 1 or cols.step != 1:
             raise MultiheadError(
                 asked="a tile of neighbouring positions", arrived=f"rows {rows}, cols {cols}", remedy="use step 1"

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Int, Int8
 from torch import Tensor
 
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, kind_and_text
 from multihead.pattern.algebra import Pattern
 from multihead.pattern.check import whole
 from multihead.pattern.held import HeldRule, PairRule
@@ -90,8 +90,14 @@ def from_callable(
         >>> from_callable(lambda q, k: q - k < halves, name="halves", heads=2).heads
         2
     """
+    if not callable(rule):
+        raise MultiheadError(
+            asked="from_callable(rule): a function of query positions and key positions",
+            arrived=kind_and_text(rule),
+            remedy="pass one that compares them, such as lambda q, k: q - k == 2",
+        )
     told = name if name is not None else _own_name(rule)
-    if not _NAME.fullmatch(told):
+    if not _is_name(told):
         raise MultiheadError(
             asked="from_callable(rule, name=...): letters, digits and _, and no 8 hexadecimal digits, which are a hash",
             arrived=repr(told),
@@ -100,6 +106,10 @@ def from_callable(
     rows = None if batch is None else whole(batch, asked="from_callable(rule, batch=...): at least 1", least=1)
     columns = None if heads is None else whole(heads, asked="from_callable(rule, heads=...): at least 1", least=1)
     return Opaque(HeldRule(rule, told), rows, columns)
+
+
+def _is_name(told: object) -> bool:
+    return isinstance(told, str) and _NAME.fullmatch(told) is not None
 
 
 def _own_name(rule: PairRule) -> str:

@@ -9,10 +9,13 @@ from torch import Tensor
 
 from multihead.error import MultiheadError
 from multihead.pattern.algebra import Pattern
-from multihead.pattern.check import is_whole, whole
+from multihead.pattern.check import entries, is_whole, plain, whole, wholes
 from multihead.pattern.formed import Formed
 from multihead.pattern.held import Held
 from multihead.pattern.law import Bounds, Facts, grade
+
+_ASKED = "pairs(...): (query, key) positions from 0, for every batch row or one list for each row"
+_REMEDY = "pass [(3, 1), (5, 2)], [[(3, 1)], [(5, 2)]] or a tensor (n, 2) or (batch, n, 2)"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -52,6 +55,8 @@ class Pairs(Pattern):
         return Facts(batch=self.rows, reach=self.bounds)
 
     def _contains(self, q: Int[Tensor, "_ 1 rows 1"], k: Int[Tensor, "_ 1 1 cols"]) -> Bool[Tensor, "_ _ _ _"]:
+        if q.is_meta:  # positions without values: only the shape can be told
+            return torch.empty(self.rows or 1, 1, q.shape[2], k.shape[3], dtype=torch.bool, device=q.device)
         table = self.table.on(q.device)
         # A small table over the positions that occur, read out at each of them: they may repeat and differ by row.
         queries, at_q = q.unique(return_inverse=True)
@@ -137,8 +142,7 @@ def pairs(
         >>> pairs([[(1, 0)], []]).batch
         2
     """
-    told = listed.tolist() if isinstance(listed, Tensor) else list(listed)
-    per_row = listed.ndim == 3 if isinstance(listed, Tensor) else bool(told) and not _is_pair(told[0])
+    told, per_row = _listed(listed)
     if per_row:
         found = [(row, *_pair(pair)) for row, some in enumerate(told) for pair in _sequence(some)]
         return pairs_table(torch.tensor(found, dtype=torch.int64).view(-1, 3), rows=len(told))
@@ -152,7 +156,7 @@ def pairs_table(table: Int[Tensor, "n columns"], *, rows: int | None) -> Pattern
         MultiheadError: The table has another width, a position is negative, or a row is not among the rows.
     """
     size = None if rows is None else whole(rows, asked="pairs(...): the number of batch rows, at least 1", least=1)
-    if not is_whole(table) or table.ndim != 2 or table.shape[1] != (2 if size is None else 3):
+    if not is_whole(table) or table.is_meta or table.ndim != 2 or table.shape[1] != (2 if size is None else 3):
         raise _not_pairs(f"a table {table.dtype} of shape {tuple(table.shape)}")
     ordered = table.long().unique(dim=0)
     if ordered.numel() and (int(ordered.min()) < 0 or (size is not None and int(ordered[-1, 0]) >= size)):
@@ -164,7 +168,7 @@ def pairs_table(table: Int[Tensor, "n columns"], *, rows: int | None) -> Pattern
 
 def _places(name: str, listed: Sequence[int], *, rows_too: bool) -> Pattern:
     asked = f"{name}(positions): absolute positions, counted from 0"
-    found = sorted({whole(position, asked=asked, least=0) for position in listed})
+    found = wholes(listed, asked=asked)
     return Places(f"{name}({found})", Held(torch.tensor(found, dtype=torch.int64), what=name), rows_too)
 
 
@@ -178,6 +182,18 @@ def _find(among: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
 
 def _row(table: Tensor) -> Tensor:
     return table[:, 0] if table.shape[1] == 3 else torch.zeros_like(table[:, 0])
+
+
+def _listed(given: object) -> tuple[list[object], bool]:
+    """Entries, and whether each is the pairs of one batch row."""
+    if isinstance(given, Tensor):
+        # Of which numbers cannot be read off there is no list.
+        table = plain(given, asked=_ASKED, remedy=_REMEDY)
+        if table.ndim not in (2, 3) or table.is_meta:
+            raise _not_pairs(f"a tensor {table.dtype} of shape {tuple(table.shape)} on {table.device}")
+        return table.tolist(), table.ndim == 3
+    told = entries(given, asked=_ASKED, remedy=_REMEDY)
+    return told, bool(told) and not _is_pair(told[0])
 
 
 def _is_pair(entry: object) -> bool:
@@ -198,8 +214,4 @@ def _pair(entry: object) -> tuple[int, int]:
 
 
 def _not_pairs(arrived: str) -> MultiheadError:
-    return MultiheadError(
-        asked="pairs(...): (query, key) positions from 0, for every batch row or one list for each row",
-        arrived=arrived,
-        remedy="pass [(3, 1), (5, 2)], [[(3, 1)], [(5, 2)]] or a tensor (n, 2) or (batch, n, 2)",
-    )
+    return MultiheadError(asked=_ASKED, arrived=arrived, remedy=_REMEDY)

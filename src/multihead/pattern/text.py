@@ -4,10 +4,11 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import NoneType
 
 from torch import Tensor
 
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, check_kinds
 from multihead.pattern.algebra import Pattern
 from multihead.pattern.form import FORMS, Form
 from multihead.pattern.held import Held, HeldRule, PairRule
@@ -53,6 +54,8 @@ def parse_pattern(text: str, data: Mapping[str, Tensor | PairRule] | None = None
         >>> parse_pattern(str(p), p.data) == p
         True
     """
+    check_kinds({"text": text}, (str,), "the text form of a pattern, such as 'causal & sliding_window(256)'")
+    check_kinds({"data": data}, (Mapping, NoneType), "a mapping from the names in the text to tensors or functions")
     reader = _Reader(text, dict(data or {}))
     return reader.whole()
 
@@ -219,7 +222,7 @@ class _Reader:
         if not isinstance(given, Tensor):
             if callable(given):
                 return "#function", HeldRule(given, token.text)
-            known = ", ".join(self.data) or "no data"
+            known = ", ".join(map(str, self.data)) or "no data"
             arrived = f"#{token.text}, which is {type(given).__name__}," if given is not None else f"#{token.text}"
             what = "function" if self.tokens[self.place - 3].text == "callable" else "tensor"
             raise self.fault(token, f"pass data={{'{token.text}': {what}}}; there is {known}", found=arrived)

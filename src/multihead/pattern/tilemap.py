@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Int, Int8, Int32, UInt8
 from torch import Tensor
 
+from multihead.error import check_kinds
 from multihead.pattern.check import whole
 from multihead.pattern.law import Law, Tile, grade
 
@@ -83,6 +84,7 @@ def lower(pattern: Law, q_len: int, kv_len: int, *, block: int = 128, q_offset: 
         >>> {kind.name: count for kind, count in tiles.counts.items()}, tiles.bits.shape[0]
         ({'SKIP': 28, 'PARTIAL': 8, 'FULL': 28}, 1)
     """
+    check_kinds({"pattern": pattern}, (Law,), "a pattern, such as causal()")
     rows = whole(q_len, asked="q_len: the number of queries", least=0)
     cols = whole(kv_len, asked="kv_len: the number of keys", least=0)
     side = whole(block, asked="block: the side of a tile", least=1)

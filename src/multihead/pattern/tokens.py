@@ -8,7 +8,7 @@ from torch import Tensor
 
 from multihead.error import MultiheadError
 from multihead.pattern.algebra import Pattern
-from multihead.pattern.check import is_whole, merged_batch
+from multihead.pattern.check import is_whole, merged_batch, plain
 from multihead.pattern.held import Held
 from multihead.pattern.law import Facts, grade
 from multihead.pattern.show import Spot
@@ -141,12 +141,11 @@ def padding(keep: Bool[Tensor, "*batch length"]) -> Pattern:
         >>> padding(torch.tensor([[True, True, False]])).mask(2, 3).int().tolist()
         [[[[1, 1, 0], [1, 1, 0]]]]
     """
+    asked = "padding(keep): a boolean tensor (batch, length) or (length,), True = real token"
+    remedy = "pass attention_mask.bool(), of the tokens and not of pairs of them"
+    keep = plain(keep, asked=asked, remedy=remedy)
     if keep.dtype is not torch.bool or keep.ndim not in (1, 2):
-        raise MultiheadError(
-            asked="padding(keep): a boolean tensor (batch, length) or (length,), True = real token",
-            arrived=f"{keep.dtype} of shape {tuple(keep.shape)}",
-            remedy="pass attention_mask.bool(), of the tokens and not of pairs of them",
-        )
+        raise MultiheadError(asked=asked, arrived=f"{keep.dtype} of shape {tuple(keep.shape)}", remedy=remedy)
     return Padding(Held(keep, what="padding(keep)"))
 
 
@@ -201,12 +200,13 @@ def _match(form: str, ids: Tensor, keys: Tensor | None, *, step: int, others: bo
 
 
 def _ids(form: str, ids: Tensor, *, name: str) -> Held:
+    asked, remedy = (
+        f"{form}({name}): an integer tensor (batch, length) or (length,)",
+        "pass one integer for every position",
+    )
+    ids = plain(ids, asked=asked, remedy=f"{remedy}, as a tensor: torch.tensor([0, 0, 1])")
     if not is_whole(ids) or ids.ndim not in (1, 2):
-        raise MultiheadError(
-            asked=f"{form}({name}): an integer tensor (batch, length) or (length,)",
-            arrived=f"{ids.dtype} of shape {tuple(ids.shape)}",
-            remedy="pass one integer for every position",
-        )
+        raise MultiheadError(asked=asked, arrived=f"{ids.dtype} of shape {tuple(ids.shape)}", remedy=remedy)
     return Held(ids, what=f"{form}({name})")
 
 

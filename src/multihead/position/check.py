@@ -2,14 +2,17 @@
 
 import math
 from numbers import Integral, Real
+from typing import TypeGuard, cast
 
 import torch
 from torch import Tensor
 
 from multihead.error import MultiheadError, kind_and_text
 
+_FARTHEST = 2**40  # sums and differences of two such numbers stay far inside int64
 
-def is_number(value: object) -> bool:
+
+def is_number(value: object) -> TypeGuard[float]:
     """Whether it is one number; a truth value is none, and a tensor."""
     return isinstance(value, Real) and value is not True and value is not False
 
@@ -23,6 +26,49 @@ def check_tensor(name: str, value: object, asked: str) -> None:
     """Refuses what is no tensor, by its name."""
     if not isinstance(value, Tensor):
         raise MultiheadError(asked=asked, arrived=f"{name}={kind_and_text(value)}", remedy="pass a floating tensor")
+    if value.layout is not torch.strided:
+        raise MultiheadError(asked=asked, arrived=f"{name} of layout {value.layout}", remedy="pass a dense tensor")
+
+
+def check_whole(name: str, value: object, what: str) -> None:
+    """Refuses what is no whole number within reach."""
+    if not is_whole_number(value) or not -_FARTHEST <= cast(int, value) <= _FARTHEST:
+        raise MultiheadError(
+            asked=f"{name}: {what}, a whole number from -2**40 to 2**40",
+            arrived=f"{name}={value!r}"[:200],
+            remedy=f"pass {name}=0, for example",
+        )
+
+
+def check_heads(name: str, value: object, asked: str, *, like: Tensor) -> None:
+    """Refuses what are no queries or weights (batch, heads, q_len, ...) where the tables are."""
+    asked = f"{asked}, floating, on {like.device}"
+    check_tensor(name, value, asked)
+    if isinstance(value, Tensor) and (value.ndim != 4 or not value.is_floating_point() or value.device != like.device):
+        raise MultiheadError(
+            asked=asked,
+            arrived=f"{name} {tuple(value.shape)}, {value.dtype} on {value.device}",
+            remedy="split the heads first: `x.unflatten(-1, (heads, -1)).transpose(1, 2)`, on the device of the tables",
+        )
+
+
+def check_place(*, q_offset: object, scale: object = None, **lengths: object) -> None:
+    """Refuses lengths, an offset and a scale that are no such numbers; None is none given."""
+    for name, number in (*lengths.items(), ("q_offset", q_offset)):
+        least = -_FARTHEST if name == "q_offset" else 0
+        given = number is not None or name == "q_offset"
+        if given and (not is_whole_number(number) or not least <= cast(int, number) <= _FARTHEST):
+            raise MultiheadError(
+                asked=f"{name}: a whole number" + ("" if name == "q_offset" else " of at least 0"),
+                arrived=f"{name}={number!r}"[:200],
+                remedy="pass the position of the first query" if name == "q_offset" else "pass a number of positions",
+            )
+    if scale is not None and not isinstance(scale, Tensor) and not (is_number(scale) and math.isfinite(float(scale))):
+        raise MultiheadError(
+            asked="scale: the factor of the products, a finite number",
+            arrived=f"scale={scale!r}"[:200],
+            remedy="pass that of the attention, or None for head_dim ** -0.5",
+        )
 
 
 def check_factor(kind: str, factor: float) -> None:

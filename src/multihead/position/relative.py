@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, check_kinds
+from multihead.position.check import check_tensor, is_whole_number
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,12 +38,15 @@ class RelativeTable:
     max_distance: int = 128
 
     def __post_init__(self) -> None:
+        asked = "a relative table of shape (buckets, heads) with floating numbers"
+        check_tensor("table", self.table, asked)
         if self.table.ndim != 2 or not self.table.is_floating_point():
             raise MultiheadError(
-                asked="a relative table of shape (buckets, heads) with floating numbers",
+                asked=asked,
                 arrived=f"shape {tuple(self.table.shape)}, {self.table.dtype}",
                 remedy="pass a floating tensor (buckets, heads), e.g. the weight of T5's relative_attention_bias",
             )
+        check_kinds({"bidirectional": self.bidirectional}, (bool,), "True or False")
         least = 4 if self.bidirectional else 2
         if self.buckets < least:
             raise MultiheadError(
@@ -50,10 +54,10 @@ class RelativeTable:
                 arrived=f"{self.buckets} buckets, table shape {tuple(self.table.shape)}",
                 remedy="pass a table of shape (buckets, heads), in this order, with more buckets",
             )
-        if self.max_distance <= self._exact:
+        if not is_whole_number(self.max_distance) or self.max_distance <= self._exact:
             raise MultiheadError(
                 asked=f"max_distance above the {self._exact} distances that have a bucket of their own",
-                arrived=f"max_distance={self.max_distance}, {self.buckets} buckets",
+                arrived=f"max_distance={self.max_distance!r}, {self.buckets} buckets"[:200],
                 remedy=f"pass max_distance > {self._exact}, or fewer buckets",
             )
 

@@ -9,7 +9,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multihead.error import MultiheadError, kind_and_text
-from multihead.position.check import check_pairs, check_positions, check_turned, is_number, is_whole_number
+from multihead.position.check import (
+    check_pairs,
+    check_positions,
+    check_tensor,
+    check_turned,
+    is_number,
+    is_whole_number,
+)
 from multihead.position.config import Layout, read_config
 from multihead.position.scaling import Length, Scaling, plain_frequencies
 from multihead.position.turn import turn
@@ -340,6 +347,13 @@ def permute_rows(
         tensor([0., 2., 4., 1., 3., 5.])
     """
     check_layouts(source, target)
+    check_tensor("weight", weight, "a weight whose rows are reordered, (heads * head_dim, ...)")
+    if not is_whole_number(head_dim) or not 1 <= head_dim <= 2**40:
+        raise MultiheadError(
+            asked="head_dim: the size of a head, a whole number of at least 1",
+            arrived=f"head_dim={head_dim!r}"[:200],
+            remedy="pass that of the model, for example 64",
+        )
     dim = check_pairs("permute_rows", head_dim if dim is None else dim, head_dim)
     if weight.ndim == 0 or weight.shape[0] % head_dim:
         raise MultiheadError(

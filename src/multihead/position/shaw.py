@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multihead.error import MultiheadError
+from multihead.position.check import check_heads, check_place, check_tensor, check_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,6 +47,8 @@ class ShawRelative:
 
     def __post_init__(self) -> None:
         tables = [self.keys] if self.values is None else [self.keys, self.values]
+        for name, table in zip(("keys", "values"), tables, strict=False):
+            check_tensor(name, table, "a table of floating numbers, (distances, head_dim)")
         told = ", ".join(
             f"{name} {tuple(t.shape)} {t.dtype}" for name, t in zip(("keys", "values"), tables, strict=False)
         )
@@ -59,7 +62,15 @@ class ShawRelative:
             raise MultiheadError(
                 asked="as many distances for values as for keys", arrived=told, remedy="pass two tables of one length"
             )
-        if self.first is None:
+        if self.values is not None and self.values.device != self.keys.device:
+            raise MultiheadError(
+                asked="tables of keys and values on one device",
+                arrived=f"keys on {self.keys.device}, values on {self.values.device}",
+                remedy="move one of them",
+            )
+        if self.first is not None:
+            check_whole("first", self.first, "distance of the first row")
+        else:
             object.__setattr__(self, "first", -(self.keys.shape[0] // 2))
 
     def with_weight(
@@ -107,7 +118,9 @@ class ShawRelative:
         Raises:
             MultiheadError: Heads of another size than the table.
         """
-        if q.ndim != 4 or q.shape[3] != self.keys.shape[1]:
+        check_heads("q", q, "queries (batch, heads, q_len, head_dim)", like=self.keys)
+        check_place(kv_len=kv_len, q_offset=q_offset, scale=scale)
+        if q.shape[3] != self.keys.shape[1]:
             raise MultiheadError(
                 asked=f"queries (batch, heads, q_len, {self.keys.shape[1]}), like the keys of ShawRelative",
                 arrived=f"q {tuple(q.shape)}, keys {tuple(self.keys.shape)}",
@@ -139,6 +152,8 @@ class ShawRelative:
                 arrived="values=None",
                 remedy="pass values=, (distances, v_head_dim), or leave the term out",
             )
+        check_heads("weights", weights, "weights (batch, heads, q_len, kv_len)", like=self.values)
+        check_place(q_offset=q_offset)
         rows = self.rows(*weights.shape[2:], q_offset=q_offset)
         each = weights.new_zeros(*weights.shape[:3], self.values.shape[0])
         each = each.scatter_add(-1, rows.expand(*weights.shape[:2], -1, -1), weights)

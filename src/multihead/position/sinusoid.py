@@ -1,15 +1,17 @@
 """Sinusoids that are added to the embeddings of tokens, in the four layouts that trained models have."""
 
 import math
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, check_kinds, kind_and_text
+from multihead.position.check import is_number, is_whole_number
 
 SinusoidLayout = Literal["interleaved", "split", "split_log", "cos_first"]
+_MOST = 2**40  # far beyond what memory holds, and far below where whole numbers of 64 bits end
 
 
 def sinusoid(
@@ -60,7 +62,8 @@ def sinusoid(
                 [0.8415, 0.5403, 0.0100, 0.9999]])
     """
     _check(positions, dim, layout)
-    if isinstance(positions, int):
+    _check_numbers(base, dtype, device)
+    if not isinstance(positions, Tensor):
         positions = torch.arange(positions, device=device)
     logarithmic = layout in ("split_log", "cos_first")
     steps, last = (dim // 2, dim // 2 - 1) if logarithmic else ((dim + 1) // 2, dim / 2)
@@ -75,27 +78,50 @@ def sinusoid(
     return both[..., :dim].to(dtype)
 
 
-def _check(positions: int | Tensor, dim: int, layout: str) -> None:
-    if layout not in get_args(SinusoidLayout):
+def check_layout(layout: object, known: tuple[str, ...]) -> None:
+    """Refuses a layout of sinusoids that is none of the known ones."""
+    if not isinstance(layout, str) or layout not in known:
         raise MultiheadError(
-            asked=f"a layout of sinusoids: {', '.join(get_args(SinusoidLayout))}",
-            arrived=f"layout={layout!r}",
-            remedy='pass "interleaved" for the paper\'s, "split" for Marian\'s, "split_log" for Whisper\'s',
+            asked=f"a layout of sinusoids: {', '.join(known)}",
+            arrived=f"layout={layout!r}"[:200],
+            remedy='pass "interleaved" for the paper\'s, "split" for Marian\'s'
+            + (', "split_log" for Whisper\'s' if "split_log" in known else ""),
         )
+
+
+def _check(positions: object, dim: object, layout: str) -> None:
+    check_layout(layout, get_args(SinusoidLayout))
     least = 4 if layout in ("split_log", "cos_first") else 1
-    if dim < least:
+    if not is_whole_number(dim) or not least <= cast(int, dim) <= _MOST:
         raise MultiheadError(
             asked=f"sinusoids of at least {least} dimensions in the layout {layout!r}",
-            arrived=f"dim={dim}",
+            arrived=f"dim={dim!r}"[:200],
             remedy=f"pass dim >= {least}",
         )
-    whole = isinstance(positions, int) or not (
-        positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool
-    )
-    if not whole or (isinstance(positions, int) and positions < 0):
-        told = f"{positions}" if isinstance(positions, int) else f"{positions.dtype}, shape {tuple(positions.shape)}"
+    if isinstance(positions, Tensor):
+        whole = not (positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool)
+        told = f"{positions.dtype}, shape {tuple(positions.shape)}"
+    else:
+        whole = is_whole_number(positions) and 0 <= cast(int, positions) <= _MOST
+        told = str(positions) if is_whole_number(positions) else kind_and_text(positions)
+    if not whole:
         raise MultiheadError(
             asked="a number of positions, or positions as an integer tensor",
             arrived=told,
             remedy="pass how many there are, from 0 on, or torch.arange(first, first + length)",
         )
+
+
+def _check_numbers(base: object, dtype: object, device: object) -> None:
+    if not is_number(base) or not 0 < base < math.inf:
+        raise MultiheadError(
+            asked="a base of sinusoids: a finite number above 0",
+            arrived=f"base={base!r}"[:200],
+            remedy="leave it at 10000.0",
+        )
+    check_kinds({"dtype": dtype}, (torch.dtype,), "a floating dtype, such as torch.float32")
+    if not cast(torch.dtype, dtype).is_floating_point:
+        raise MultiheadError(
+            asked="sinusoids of a floating dtype", arrived=f"dtype={dtype}", remedy="pass dtype=torch.float32"
+        )
+    check_kinds({"device": device}, (torch.device, str, int, type(None)), "a device, such as torch.device('cpu')")

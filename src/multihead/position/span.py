@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multihead.error import MultiheadError
+from multihead.position.check import check_tensor, is_whole_number
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,17 +44,18 @@ class AdaptiveSpan:
     ramp: int = 32
 
     def __post_init__(self) -> None:
+        check_tensor("spans", self.spans, "adaptive spans: one floating number of tokens for each head, shape (heads,)")
         if self.spans.ndim != 1 or not self.spans.is_floating_point():
             raise MultiheadError(
                 asked="adaptive spans: one floating number of tokens for each head, shape (heads,)",
                 arrived=f"shape {tuple(self.spans.shape)}, {self.spans.dtype}",
                 remedy="pass a floating tensor of shape (heads,), for example torch.full((heads,), 64.0)",
             )
-        if self.ramp < 1:
+        if not is_whole_number(self.ramp) or not 1 <= self.ramp <= 2**40:
             raise MultiheadError(
                 asked="an adaptive span with a ramp of at least 1 token",
-                arrived=f"ramp={self.ramp}",
-                remedy="pass ramp >= 1, for example the paper's 32; without a ramp spans get no gradient",
+                arrived=f"ramp={self.ramp!r}"[:200],
+                remedy="pass ramp >= 1, whole, such as the paper's 32; without a ramp spans get no gradient",
             )
 
     @property

@@ -1,14 +1,17 @@
 """Relative positions of Transformer-XL, XLNet and conformers: queries meet projected sinusoids of the distance."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from multihead.error import MultiheadError
-from multihead.position.sinusoid import sinusoid
+from multihead.position.check import check_heads, check_place, check_tensor
+from multihead.position.sinusoid import check_layout, sinusoid
+
+TransformerXLLayout = Literal["interleaved", "split"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,11 +46,21 @@ class TransformerXLRelative:
     content: Float[Tensor, "heads head_dim"]
     position: Float[Tensor, "heads head_dim"]
     projection: Float[Tensor, "joined width"]
-    layout: Literal["interleaved", "split"] = "interleaved"
+    layout: TransformerXLLayout = "interleaved"
 
     def __post_init__(self) -> None:
         u, v, w = self.content, self.position, self.projection
+        for name, tensor in {"content": u, "position": v, "projection": w}.items():
+            check_tensor(name, tensor, "content and position (heads, head_dim), projection (heads * head_dim, width)")
+        check_layout(self.layout, get_args(TransformerXLLayout))
         fits = u.ndim == v.ndim == w.ndim == 2 and u.shape == v.shape and w.shape[0] == u.shape[0] * u.shape[1]
+        alike = all(t.is_floating_point() and t.device == u.device for t in (u, v, w))
+        if not alike:
+            raise MultiheadError(
+                asked="content, position and projection of floating numbers on one device",
+                arrived=", ".join(f"{t.dtype} on {t.device}" for t in (u, v, w)),
+                remedy="pass the model's parameters as they are",
+            )
         if not fits:
             raise MultiheadError(
                 asked="content and position (heads, head_dim), projection (heads * head_dim, width)",
@@ -82,6 +95,7 @@ class TransformerXLRelative:
             MultiheadError: Queries of other heads than the tensors are for.
         """
         self._check(q)
+        check_place(kv_len=kv_len, q_offset=q_offset, scale=scale)
         q_len, heads = q.shape[2], q.shape[1]
         kv_len = q_len if kv_len is None else kv_len
         # Greatest distance first, and one more than there are, so that the skew finds rows of equal length.
@@ -92,10 +106,12 @@ class TransformerXLRelative:
         return skew(dots) * (q.shape[3] ** -0.5 if scale is None else scale)
 
     def _check(self, q: Tensor) -> None:
-        if q.ndim != 4 or (q.shape[1], q.shape[3]) != tuple(self.content.shape):
-            heads, head_dim = self.content.shape
+        heads, head_dim = self.content.shape
+        asked = f"queries (batch, {heads}, q_len, {head_dim}), like content and position"
+        check_heads("q", q, asked, like=self.content)
+        if (q.shape[1], q.shape[3]) != (heads, head_dim):
             raise MultiheadError(
-                asked=f"queries (batch, {heads}, q_len, {head_dim}), like content and position",
+                asked=asked,
                 arrived=f"q {tuple(q.shape)}",
                 remedy="pass queries after the projection, split into heads",
             )

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from multihead.attend import attention
 from multihead.error import MultiheadError
+from multihead.interop.compat.check import check_flags, check_tensors
 from multihead.pattern import Pattern, causal
 
 
@@ -46,6 +47,10 @@ def scaled_dot_product_attention(
         >>> scaled_dot_product_attention(q, k, v, is_causal=True).shape
         torch.Size([2, 8, 5, 16])
     """
+    check_tensors({"query": query, "key": key, "value": value}, "(..., heads, length, head_dim)")
+    check_flags(is_causal=is_causal, enable_gqa=enable_gqa)
+    if attn_mask is not None:
+        check_tensors({"attn_mask": attn_mask}, "(..., heads, q_len, kv_len), or None")
     if min(query.ndim, key.ndim, value.ndim) < 2:
         raise _misfit(query, key, value, asked="query, key and value of two dimensions at least")
     q, k, v, lead = _aligned(query, key, value, enable_gqa=enable_gqa)

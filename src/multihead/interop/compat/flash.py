@@ -1,6 +1,8 @@
 """The functions of flash-attn 2, on our kernels: its signatures, its layout, its alignment at the last key."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -8,6 +10,7 @@ from torch import Tensor
 
 from multihead.attend import Attended, attention_lse
 from multihead.error import MultiheadError
+from multihead.interop.compat.check import check_flags, check_number, check_tensors, is_size
 from multihead.pattern import Pattern, band, causal
 from multihead.position import ALiBi
 
@@ -25,6 +28,20 @@ class Asked:
     softcap: float
     slopes: Tensor | None
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_flags(causal=self.causal)
+        check_number("softcap", self.softcap, least=0.0)
+        check_number("dropout_p", self.dropout, least=0.0)
+        if self.slopes is not None:
+            check_tensors({"alibi_slopes": self.slopes}, "(heads,) or (batch, heads), or None")
+        sides = _sides(self.window)
+        if len(sides) != 2 or not all(is_size(side, least=-1) for side in sides):
+            raise MultiheadError(
+                asked="window_size=(before, after): numbers of keys, -1 for no bound",
+                arrived=f"window_size={self.window}"[:200],
+                remedy="for example window_size=(255, 0) with causal=True: the query and the 255 keys before it",
+            )
 
     def of(self, sequence: int) -> "Asked":
         """For one sequence of the batch, where each has slopes of its own."""
@@ -76,7 +93,8 @@ def flash_attn_func(  # noqa: PLR0913 - the signature of flash-attn
         >>> flash_attn_func(q, k, v, causal=True, window_size=(4, 0)).shape
         torch.Size([2, 10, 8, 64])
     """
-    check_probs(dropout_p, asked=return_attn_probs)
+    check_tensors({"q": q, "k": k, "v": v}, "(batch, length, heads, head_dim)", ndim=4)
+    check_flags(deterministic=deterministic, return_attn_probs=return_attn_probs)
     asked = Asked(
         scale=softmax_scale,
         causal=causal,
@@ -85,6 +103,7 @@ def flash_attn_func(  # noqa: PLR0913 - the signature of flash-attn
         slopes=alibi_slopes,
         dropout=dropout_p,
     )
+    check_probs(dropout_p, asked=return_attn_probs)
     attended = attend(q, k, v, asked)
     out = attended.out.transpose(1, 2)
     return (out, attended.lse, None) if return_attn_probs else out
@@ -106,12 +125,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, asked: Asked, *, within: Pattern | N
 
 def _pattern(asked: Asked, farthest: int, within: Pattern | None) -> Pattern | None:
     """All that must hold; a side of a window without a bound reaches as far as there is anything."""
-    if min(asked.window) < -1:
-        raise MultiheadError(
-            asked="window_size=(before, after): numbers of keys, -1 for no bound",
-            arrived=f"window_size={asked.window}",
-            remedy="for example window_size=(255, 0) with causal=True: the query and the 255 keys before it",
-        )
     parts = [] if within is None else [within]
     parts += [causal()] * asked.causal
     if max(asked.window) >= 0:
@@ -123,6 +136,11 @@ def _pattern(asked: Asked, farthest: int, within: Pattern | None) -> Pattern | N
     return joined
 
 
+def _sides(window: object) -> list[object]:
+    """Both numbers of a window, or what else it holds."""
+    return list(cast(Sequence[object], window)) if isinstance(window, tuple | list) else []
+
+
 def _bias(slopes: Tensor | None, q_len: int, kv_len: int) -> ALiBi | Tensor | None:
     if slopes is None or slopes.ndim == 1:
         return None if slopes is None else ALiBi(slopes)
@@ -131,6 +149,10 @@ def _bias(slopes: Tensor | None, q_len: int, kv_len: int) -> ALiBi | Tensor | No
             asked="alibi_slopes of shape (heads,) or (batch, heads)",
             arrived=f"shape {tuple(slopes.shape)}",
             remedy="pass one slope for each query head",
+        )
+    if not slopes.is_floating_point():
+        raise MultiheadError(
+            asked="alibi_slopes of floating numbers", arrived=f"{slopes.dtype}", remedy="pass slopes.float()"
         )
     queries = torch.arange(kv_len - q_len, kv_len, device=slopes.device)
     distance = (queries[:, None] - torch.arange(kv_len, device=slopes.device)).abs()

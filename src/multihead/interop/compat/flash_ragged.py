@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multihead.error import MultiheadError
+from multihead.interop.compat.check import check_flags, check_tensors, is_size
 from multihead.interop.compat.flash import Asked, Probs, Window, attend, check_probs
 from multihead.pattern import document
 
@@ -72,7 +73,8 @@ def flash_attn_varlen_func(  # noqa: PLR0913 - the signature of flash-attn
         >>> flash_attn_varlen_func(q, k, v, bounds, bounds, 4, 4, causal=True).shape
         torch.Size([7, 8, 64])
     """
-    check_probs(dropout_p, asked=return_attn_probs)
+    check_tensors({"q": q, "k": k, "v": v}, "(total, heads, head_dim)", ndim=3)
+    check_flags(deterministic=deterministic, return_attn_probs=return_attn_probs)
     _check_absent({"block_table": block_table})
     asked = Asked(
         scale=softmax_scale,
@@ -82,7 +84,15 @@ def flash_attn_varlen_func(  # noqa: PLR0913 - the signature of flash-attn
         slopes=alibi_slopes,
         dropout=dropout_p,
     )
+    check_probs(dropout_p, asked=return_attn_probs)
     ends_q, ends_k = _bounds("q", cu_seqlens_q, q.shape[0]), _bounds("k", cu_seqlens_k, k.shape[0])
+    if len(ends_q) != len(ends_k):
+        raise MultiheadError(
+            asked="as many sequences of keys as of queries",
+            arrived=f"cu_seqlens_q for {len(ends_q) - 1} and cu_seqlens_k for {len(ends_k) - 1}",
+            remedy="pass both with one more number than there are sequences",
+        )
+    _check_slopes(alibi_slopes, len(ends_q) - 1)
     if ends_q == ends_k and (alibi_slopes is None or alibi_slopes.ndim == 1):
         lengths = torch.tensor(ends_q, device=q.device).diff()
         ids = torch.arange(len(lengths), device=q.device).repeat_interleave(lengths)
@@ -166,7 +176,12 @@ def flash_attn_with_kvcache(  # noqa: PLR0913 - the signature of flash-attn
             "block_table": block_table,
         }
     )
+    check_tensors({"q": q, "k_cache": k_cache, "v_cache": v_cache}, "(batch, length, heads, head_dim)", ndim=4)
+    new = {name: value for name, value in {"k": k, "v": v}.items() if value is not None}
+    check_tensors(new, "(batch, new, kv_heads, head_dim), or None", ndim=4)
+    check_flags(rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse)
     asked = Asked(scale=softmax_scale, causal=causal, window=window_size, softcap=softcap, slopes=alibi_slopes)
+    _check_slopes(alibi_slopes, q.shape[0])
     lengths = _written(k_cache, v_cache, k, v, _lengths(cache_seqlens, k_cache))
     if len(set(lengths)) == 1:
         attended = attend(q, k_cache[:, : lengths[0]], v_cache[:, : lengths[0]], asked)
@@ -182,6 +197,13 @@ def flash_attn_with_kvcache(  # noqa: PLR0913 - the signature of flash-attn
 
 
 def _bounds(name: str, given: Tensor, total: int) -> list[int]:
+    check_tensors({f"cu_seqlens_{name}": given}, "(sequences + 1,) of whole numbers", ndim=1)
+    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool or given.is_meta:
+        raise MultiheadError(
+            asked=f"cu_seqlens_{name}: whole numbers, with values",
+            arrived=f"{given.dtype} on {given.device}",
+            remedy="pass them as an integer tensor on the device of q",
+        )
     told: list[int] = given.tolist()
     if len(told) < 2 or told[0] != 0 or told[-1] != total or any(a > b for a, b in pairwise(told)):
         raise MultiheadError(
@@ -193,10 +215,20 @@ def _bounds(name: str, given: Tensor, total: int) -> list[int]:
 
 
 def _lengths(given: int | Tensor | None, cache: Tensor) -> list[int]:
+    batch, longest = cache.shape[:2]
     if isinstance(given, Tensor):
-        told: list[int] = given.tolist()
-        return told
-    return [cache.shape[1] if given is None else given] * cache.shape[0]
+        whole = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool or given.is_meta)
+        fits = whole and given.layout is torch.strided and tuple(given.shape) in ((), (1,), (batch,))
+        told: list[int] = given.expand(batch).tolist() if fits else [-1]
+    else:
+        told = [longest if given is None else given] * batch
+    if not all(is_size(length) for length in told):
+        raise MultiheadError(
+            asked=f"cache_seqlens: keys that count, from 0, one number or ({batch},) of them",
+            arrived=f"{given!r}"[:200],
+            remedy="pass how many keys of each sequence lie in the cache already, or None for all",
+        )
+    return told
 
 
 def _written(k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None, lengths: list[int]) -> list[int]:
@@ -207,6 +239,7 @@ def _written(k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | Non
             arrived="k without v" if v is None else "v without k",
             remedy="pass both",
         )
+    _check_new(k_cache, v_cache, k, v)
     new = 0 if k is None else k.shape[1]
     if max(lengths, default=0) + new > k_cache.shape[1]:
         raise MultiheadError(
@@ -223,11 +256,42 @@ def _written(k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | Non
     return [length + new for length in lengths]
 
 
-def _check_absent(given: Mapping[str, Tensor | None]) -> None:
-    found = {name: tuple(value.shape) for name, value in given.items() if value is not None}
+def _check_new(k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None) -> None:
+    """Refuses, before anything is written, what the cache cannot take."""
+    fits = k_cache.shape[:2] == v_cache.shape[:2] and k_cache.shape[2] == v_cache.shape[2]
+    for cache, new in ((k_cache, k), (v_cache, v)):
+        if new is not None:
+            alike = new.shape[0] == cache.shape[0] and new.shape[2:] == cache.shape[2:]
+            fits = fits and alike and new.dtype == cache.dtype and new.device == cache.device
+    fits = fits and (k is None or v is None or k.shape[1] == v.shape[1])
+    if not fits:
+        given = {"k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v}
+        told = (f"{n} {tuple(x.shape)} {x.dtype} on {x.device}" for n, x in given.items() if x is not None)
+        raise MultiheadError(
+            asked="caches of one length and batch, and new keys and values that differ from them in length alone",
+            arrived=", ".join(told),
+            remedy="pass (batch, length, kv_heads, head_dim) for each, in one dtype",
+        )
+
+
+def _check_slopes(slopes: Tensor | None, sequences: int) -> None:
+    """Refuses slopes of other sequences."""
+    if slopes is not None and (slopes.ndim not in (1, 2) or (slopes.ndim == 2 and slopes.shape[0] != sequences)):
+        raise MultiheadError(
+            asked=f"alibi_slopes of shape (heads,) or (batch, heads), of {sequences} sequences",
+            arrived=f"shape {tuple(slopes.shape)}",
+            remedy="pass one slope for each query head",
+        )
+
+
+def _check_absent(given: Mapping[str, object]) -> None:
+    found = {name: value for name, value in given.items() if value is not None}
     if found:
         raise MultiheadError(
             asked=f"flash-attn's call without {' and '.join(found)}",
-            arrived=", ".join(f"{name} of shape {shape}" for name, shape in found.items()),
+            arrived=", ".join(
+                f"{name} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{name}={value!r}"[:100]
+                for name, value in found.items()
+            ),
             remedy="; ".join(dict.fromkeys(_REMEDIES[name] for name in found)),
         )

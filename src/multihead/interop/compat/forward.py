@@ -7,6 +7,7 @@ from torch import Tensor
 
 from multihead.attend import attention
 from multihead.error import MultiheadError
+from multihead.interop.compat.check import check_flags, check_like, check_tensors, is_size
 from multihead.interop.compat.layer import Inputs, Projections, Wanted, run_layer
 from multihead.interop.compat.masks import TorchMasks
 
@@ -85,6 +86,14 @@ def multi_head_attention_forward(  # noqa: PLR0913 - the signature of torch
         >>> out.shape, weights.shape
         (torch.Size([5, 2, 8]), torch.Size([2, 5, 5]))
     """
+    check_flags(
+        add_zero_attn=add_zero_attn,
+        training=training,
+        need_weights=need_weights,
+        use_separate_proj_weight=use_separate_proj_weight,
+        average_attn_weights=average_attn_weights,
+        is_causal=is_causal,
+    )
     apart = (q_proj_weight, k_proj_weight, v_proj_weight)
     layer = Projections(
         heads=num_heads,
@@ -98,12 +107,15 @@ def multi_head_attention_forward(  # noqa: PLR0913 - the signature of torch
         add_zero=add_zero_attn,
         static=(static_k, static_v),
     )
-    if query.shape[-1] != embed_dim_to_check or embed_dim_to_check % num_heads:
+    check_tensors({"query": query, "key": key, "value": value}, "(length, batch, width) or (length, width)")
+    sizes = is_size(num_heads, least=1) and is_size(embed_dim_to_check, least=1) and query.ndim > 0
+    if not sizes or query.shape[-1] != embed_dim_to_check or embed_dim_to_check % num_heads:
         raise MultiheadError(
             asked="queries as wide as embed_dim_to_check, and num_heads that divide it",
-            arrived=f"query {tuple(query.shape)}, embed_dim_to_check={embed_dim_to_check}, num_heads={num_heads}",
+            arrived=f"query {tuple(query.shape)}, embed_dim_to_check={embed_dim_to_check}, num_heads={num_heads}"[:200],
             remedy="pass the width of the queries, and a divisor of it",
         )
+    _check_weights(layer, embed_dim_to_check)
     return run_layer(
         (query, key, value),
         layer,
@@ -114,3 +126,38 @@ def multi_head_attention_forward(  # noqa: PLR0913 - the signature of torch
             average=average_attn_weights,
         ),
     )
+
+
+def _check_weights(layer: Projections, width: int) -> None:
+    """Refuses weights and biases that are not those of one layer of this width."""
+    apart = zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"), layer.apart or (), strict=False)
+    needed: dict[str, Tensor | None] = {"in_proj_weight": layer.packed}
+    if layer.apart is not None:
+        needed = dict(apart)
+    needed["out_proj_weight"] = layer.out_weight
+    check_tensors(needed, "(rows, width)", ndim=2)
+    learned = {"bias_k": layer.bias_k, "bias_v": layer.bias_v}
+    optional = {"in_proj_bias": layer.bias, "out_proj_bias": layer.out_bias, **learned}
+    optional |= dict(zip(("static_k", "static_v"), layer.static, strict=True))
+    given = {name: tensor for name, tensor in optional.items() if tensor is not None}
+    check_tensors(given, "as torch has it, or None")
+    check_like({**needed, **given}, layer.out_weight)
+    head_dim = width // layer.heads
+    rows = {"in_proj_weight": 3 * width, "in_proj_bias": 3 * width, "out_proj_bias": width}
+    fits = {name: tensor.shape[0] == rows.get(name, width) for name, tensor in needed.items() if tensor is not None}
+    fits["out_proj_weight"] = tuple(layer.out_weight.shape) == (width, width)
+    for name, tensor in given.items():
+        if name in learned:
+            fits[name] = tuple(tensor.shape) == (1, 1, width) and None not in learned.values()
+        elif name in rows:
+            fits[name] = tuple(tensor.shape) == (rows[name],)
+        else:
+            fits[name] = tensor.ndim == 3 and tensor.shape[2] == head_dim and tensor.shape[0] % layer.heads == 0
+    wrong = [name for name, fit in fits.items() if not fit]
+    if wrong:
+        told = {**needed, **given}
+        raise MultiheadError(
+            asked=f"weights of one layer of width {width} and {layer.heads} heads, bias_k and bias_v both or neither",
+            arrived=", ".join(f"{n} {tuple(x.shape)}" for n in wrong if (x := told[n]) is not None),
+            remedy="pass the parameters of torch's module as they are",
+        )

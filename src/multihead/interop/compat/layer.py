@@ -10,10 +10,12 @@ from torch.nn.functional import linear
 
 from multihead.attend import make_problem
 from multihead.error import MultiheadError
+from multihead.interop.compat.check import check_like, check_tensors
 from multihead.interop.compat.masks import TorchMasks
 from multihead.layer import Options
 
 Inputs = tuple[Tensor, Tensor, Tensor]
+_NAMES = ("query", "key", "value")
 Attend = Callable[[Inputs, Options], Tensor]
 
 
@@ -106,6 +108,14 @@ def run_layer(inputs: Inputs, layer: Projections, masks: TorchMasks, wanted: Wan
     Raises:
         MultiheadError: Inputs or masks that do not belong together.
     """
+    if any(getattr(x, "is_nested", False) for x in inputs):
+        raise MultiheadError(
+            asked="tensors of one length, with padding",
+            arrived="nested tensors",
+            remedy="set `encoder.use_nested_tensor = False` where nn.TransformerEncoder makes them",
+        )
+    check_tensors(dict(zip(_NAMES, inputs, strict=True)), "(length, batch, width), or (length, width)")
+    masks.check_kinds(inputs[0])
     lone = inputs[0].ndim == 2
     _check_inputs(inputs, layer, length_first=wanted.length_first)
     # One tensor in three places stays one, so that it is projected once.
@@ -144,13 +154,7 @@ def _weights(qkv: Inputs, options: Options) -> Tensor:
 
 
 def _check_inputs(inputs: Inputs, layer: Projections, *, length_first: bool) -> None:
-    if any(x.is_nested for x in inputs):
-        raise MultiheadError(
-            asked="tensors of one length, with padding",
-            arrived="nested tensors",
-            remedy="set `encoder.use_nested_tensor = False` where nn.TransformerEncoder makes them",
-        )
-    told = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip(("query", "key", "value"), inputs, strict=True))
+    told = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip(_NAMES, inputs, strict=True))
     axes = "length, batch, " if length_first else "batch, length, "
     dims = inputs[0].ndim
     fits = dims in (2, 3) and all(
@@ -162,6 +166,7 @@ def _check_inputs(inputs: Inputs, layer: Projections, *, length_first: bool) -> 
             arrived=told,
             remedy="pass inputs of these widths; they are set by embed_dim, kdim and vdim",
         )
+    check_like(dict(zip(_NAMES, inputs, strict=True)), layer.out_weight)
     batch = (1 if length_first else 0) if dims == 3 else -1
     query, key, value = inputs
     if key.shape[:-1] != value.shape[:-1] or (query.shape[batch] != key.shape[batch] and dims == 3):

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from multihead.error import MultiheadError
+from multihead.interop.compat.check import check_tensors
 from multihead.pattern import Pattern, causal, keys_at, padding
 
 
@@ -25,6 +26,19 @@ class TorchMasks:
     key_padding_mask: Tensor | None = None
     attn_mask: Tensor | None = None
     is_causal: bool = False
+
+    def check_kinds(self, query: Tensor) -> None:
+        """Refuses masks that are no tensors, or elsewhere than the queries."""
+        for name, given in (("key_padding_mask", self.key_padding_mask), ("attn_mask", self.attn_mask)):
+            if given is None:
+                continue
+            check_tensors({name: given}, "of booleans, True = masked out, or of scores, or None")
+            if given.device != query.device:
+                raise MultiheadError(
+                    asked=f"{name} on the device of the query, {query.device}",
+                    arrived=f"{name} on {given.device}",
+                    remedy=f"pass `{name}.to(query.device)`",
+                )
 
     def batched(self) -> "TorchMasks":
         """The masks of one sequence as those of a batch of one."""

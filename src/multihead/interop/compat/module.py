@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from multihead.error import MultiheadError
+from multihead.interop.compat.check import check_flags, check_made, is_size
 from multihead.interop.compat.layer import Projections, Wanted, run_layer
 from multihead.interop.compat.masks import TorchMasks
 from multihead.layer import Attends
@@ -61,6 +62,15 @@ class MultiheadAttention(Attends):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        sizes = {"kdim": kdim, "vdim": vdim}
+        told = {"embed_dim": embed_dim, "num_heads": num_heads} | {n: w for n, w in sizes.items() if w is not None}
+        wrong = [f"{name}={size!r}" for name, size in told.items() if not is_size(size, least=0)]
+        if wrong:
+            raise MultiheadError(
+                asked="sizes that are whole numbers", arrived=", ".join(wrong)[:200], remedy="for example 512 and 8"
+            )
+        check_flags(bias=bias, add_bias_kv=add_bias_kv, add_zero_attn=add_zero_attn, batch_first=batch_first)
+        check_made(device, dtype)
         if min(embed_dim, num_heads) < 1 or embed_dim % num_heads:
             legal = ", ".join(str(n) for n in range(1, embed_dim + 1) if embed_dim % n == 0)
             raise MultiheadError(
@@ -136,6 +146,7 @@ class MultiheadAttention(Attends):
         Raises:
             MultiheadError: Inputs or masks that do not belong together.
         """
+        check_flags(need_weights=need_weights, average_attn_weights=average_attn_weights, is_causal=is_causal)
         return run_layer(
             (query, key, value),
             self._projections(),
