@@ -7,6 +7,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from multihead.advice import (
+        Cost,
+        MeasuredCost,
+        Sizes,
+        break_even,
+        estimate_cost,
+        measure_cost,
+    )
+    from multihead.align import (
+        Aligned,
+        Bahdanau,
+        Chunk,
+        Coverage,
+        LocalMonotonic,
+        LocalPredictive,
+        Luong,
+        Monotonic,
+    )
     from multihead.attend import (
         Attended,
         Entmax,
@@ -20,27 +38,83 @@ if TYPE_CHECKING:
         explain_backend,
         merge,
     )
-    from multihead.error import BackendRefused, MultiheadError, RecordError
-    from multihead.hooks import HeadGate, gated, locate, prune_heads
-    from multihead.interop import compat, export_onnx, from_transformers, load_model, register_transformers
+    from multihead.attend.selector import (
+        Buckets,
+        Chosen,
+        Indexer,
+        Pages,
+        Selector,
+        TopBlocks,
+        TopKeys,
+    )
+    from multihead.error import (
+        BackendRefused,
+        MultiheadError,
+        RecordError,
+    )
+    from multihead.hooks import (
+        HeadGate,
+        gated,
+        locate,
+        prune_heads,
+    )
+    from multihead.interop import (
+        compat,
+        export_onnx,
+        from_transformers,
+        load_model,
+        register_transformers,
+    )
     from multihead.layer import (
+        FAMILIES,
         AttentionCache,
+        Block,
+        BlockNorm,
+        Branches,
         DifferentialAttention,
+        FeedForward,
         Full,
+        GatedCrossAttention,
+        GatedDeltaNet,
+        GatedLinearAttention,
         HeadGroup,
+        Index,
+        IndexedAttention,
         Int8,
         Latent,
         LatentAttention,
+        LinearAttention,
+        LinearScoring,
         LongformerAttention,
+        LSHAttention,
+        MoAAttention,
+        MoHAttention,
         MultiHeadAttention,
+        NativeSparseAttention,
         OutputGate,
+        PerceiverResampler,
         QKNorm,
+        Router,
         Scoring,
         Sliding,
         Static,
+        Support,
+        SwishGate,
+        SwitchHeadAttention,
         TalkingHeadsAttention,
+        build_attention,
+        find_family,
+        retention_decay,
     )
-    from multihead.measure import Batch, Run, ablated, discard_journal, mean_outputs, observe, watch
+    from multihead.measure import (
+        Batch,
+        Run,
+        ablated,
+        discard_journal,
+        mean_outputs,
+        observe,
+        watch,
+    )
     from multihead.pattern import (
         Pattern,
         after_same_token,
@@ -90,21 +164,49 @@ if TYPE_CHECKING:
         permute_rows,
         sinusoid,
     )
-    from multihead.record import HeadAddress, HeadStatistics
-    from multihead.workflow import Compared, Report, checkup, compare, load_checkup, open_model
+    from multihead.record import (
+        HeadAddress,
+        HeadStatistics,
+    )
+    from multihead.scan import (
+        DeltaState,
+        EluPlusOne,
+        Favor,
+        Identity,
+        LinearState,
+        Scanned,
+        delta_rule,
+        linear_attention,
+        linear_attention_full,
+    )
+    from multihead.workflow import (
+        Compared,
+        Report,
+        checkup,
+        compare,
+        load_checkup,
+        open_model,
+    )
 
 _HOMES = {
+    "advice": ("Cost MeasuredCost Sizes break_even estimate_cost measure_cost"),
+    "align": ("Aligned Bahdanau Chunk Coverage LocalMonotonic LocalPredictive Luong Monotonic"),
     "attend": (
         "Attended Entmax Explanation Merged Sigmoid Softmax Sparsemax attention attention_lse explain_backend merge"
     ),
-    "error": "BackendRefused MultiheadError RecordError",
-    "hooks": "HeadGate gated locate prune_heads",
-    "interop": "compat export_onnx from_transformers load_model register_transformers",
+    "attend.selector": ("Buckets Chosen Indexer Pages Selector TopBlocks TopKeys"),
+    "error": ("BackendRefused MultiheadError RecordError"),
+    "hooks": ("HeadGate gated locate prune_heads"),
+    "interop": ("compat export_onnx from_transformers load_model register_transformers"),
     "layer": (
-        "AttentionCache DifferentialAttention Full HeadGroup Int8 Latent LatentAttention LongformerAttention "
-        "MultiHeadAttention OutputGate QKNorm Scoring Sliding Static TalkingHeadsAttention"
+        "AttentionCache Block BlockNorm Branches DifferentialAttention FAMILIES FeedForward Full "
+        "GatedCrossAttention GatedDeltaNet GatedLinearAttention HeadGroup Index IndexedAttention Int8 "
+        "LSHAttention Latent LatentAttention LinearAttention LinearScoring LongformerAttention MoAAttention "
+        "MoHAttention MultiHeadAttention NativeSparseAttention OutputGate PerceiverResampler QKNorm Router "
+        "Scoring Sliding Static Support SwishGate SwitchHeadAttention TalkingHeadsAttention build_attention "
+        "find_family retention_decay"
     ),
-    "measure": "Batch Run ablated discard_journal mean_outputs observe watch",
+    "measure": ("Batch Run ablated discard_journal mean_outputs observe watch"),
     "pattern": (
         "Pattern after_same_token band bigbird block_band causal chunk dilated distance document every "
         "everything fixed from_callable global_blocks global_tokens grid_window keys_every longformer "
@@ -115,56 +217,104 @@ _HOMES = {
         "NTK ALiBi AdaptiveSpan DynamicNTK Llama3 LongRoPE RelativeTable Rotary ShawRelative "
         "TransformerXLRelative YaRN alibi_slopes permute_rows sinusoid"
     ),
-    "record": "HeadAddress HeadStatistics",
-    "workflow": "Compared Report checkup compare load_checkup open_model",
+    "record": ("HeadAddress HeadStatistics"),
+    "scan": (
+        "DeltaState EluPlusOne Favor Identity LinearState Scanned delta_rule linear_attention linear_attention_full"
+    ),
+    "workflow": ("Compared Report checkup compare load_checkup open_model"),
 }
 _HOME_OF = {name: room for room, names in _HOMES.items() for name in names.split()}
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "FAMILIES",
     "NTK",
     "ALiBi",
     "AdaptiveSpan",
+    "Aligned",
     "Attended",
     "AttentionCache",
     "BackendRefused",
+    "Bahdanau",
     "Batch",
+    "Block",
+    "BlockNorm",
+    "Branches",
+    "Buckets",
+    "Chosen",
+    "Chunk",
     "Compared",
+    "Cost",
+    "Coverage",
+    "DeltaState",
     "DifferentialAttention",
     "DynamicNTK",
+    "EluPlusOne",
     "Entmax",
     "Explanation",
+    "Favor",
+    "FeedForward",
     "Full",
+    "GatedCrossAttention",
+    "GatedDeltaNet",
+    "GatedLinearAttention",
     "HeadAddress",
     "HeadGate",
     "HeadGroup",
     "HeadStatistics",
+    "Identity",
+    "Index",
+    "IndexedAttention",
+    "Indexer",
     "Int8",
+    "LSHAttention",
     "Latent",
     "LatentAttention",
+    "LinearAttention",
+    "LinearScoring",
+    "LinearState",
     "Llama3",
+    "LocalMonotonic",
+    "LocalPredictive",
     "LongRoPE",
     "LongformerAttention",
+    "Luong",
+    "MeasuredCost",
     "Merged",
+    "MoAAttention",
+    "MoHAttention",
+    "Monotonic",
     "MultiHeadAttention",
     "MultiheadError",
+    "NativeSparseAttention",
     "OutputGate",
+    "Pages",
     "Pattern",
+    "PerceiverResampler",
     "QKNorm",
     "RecordError",
     "RelativeTable",
     "Report",
     "Rotary",
+    "Router",
     "Run",
+    "Scanned",
     "Scoring",
+    "Selector",
     "ShawRelative",
     "Sigmoid",
+    "Sizes",
     "Sliding",
     "Softmax",
     "Sparsemax",
     "Static",
+    "Support",
+    "SwishGate",
+    "SwitchHeadAttention",
     "TalkingHeadsAttention",
+    "TopBlocks",
+    "TopKeys",
     "TransformerXLRelative",
     "YaRN",
     "ablated",
@@ -175,19 +325,24 @@ __all__ = [
     "band",
     "bigbird",
     "block_band",
+    "break_even",
+    "build_attention",
     "causal",
     "checkup",
     "chunk",
     "compare",
     "compat",
+    "delta_rule",
     "dilated",
     "discard_journal",
     "distance",
     "document",
+    "estimate_cost",
     "every",
     "everything",
     "explain_backend",
     "export_onnx",
+    "find_family",
     "fixed",
     "from_callable",
     "from_transformers",
@@ -196,11 +351,14 @@ __all__ = [
     "global_tokens",
     "grid_window",
     "keys_every",
+    "linear_attention",
+    "linear_attention_full",
     "load_checkup",
     "load_model",
     "locate",
     "longformer",
     "mean_outputs",
+    "measure_cost",
     "merge",
     "neighbourhood",
     "nothing",
@@ -216,6 +374,7 @@ __all__ = [
     "random_blocks",
     "random_pairs",
     "register_transformers",
+    "retention_decay",
     "same_token",
     "sinusoid",
     "sliding_window",

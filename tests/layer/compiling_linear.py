@@ -2,12 +2,19 @@
 
 import torch
 
-from multihead.layer import GatedDeltaNet, GatedLinearAttention, HeadGroup, Linear, LinearAttention, MultiHeadAttention
+from multihead.layer import (
+    GatedDeltaNet,
+    GatedLinearAttention,
+    HeadGroup,
+    LinearAttention,
+    LinearScoring,
+    MultiHeadAttention,
+)
 from multihead.pattern import causal
 from multihead.scan import Favor, delta_rule, linear_attention
 
 torch.set_num_threads(1)
-PERFORMER = Linear(features=Favor(features=7))
+PERFORMER = LinearScoring(features=Favor(features=7))
 LAYERS = {
     "linear": LinearAttention(12, 2),
     "retnet": LinearAttention.retnet(12, 2),

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from multihead.error import MultiheadError
-from multihead.layer import GatedLinearAttention, Linear, LinearAttention, SwishGate, retention_decay
+from multihead.layer import GatedLinearAttention, LinearAttention, LinearScoring, SwishGate, retention_decay
 from multihead.pattern import causal, document, everything, padding, prefix, sliding_window
 from multihead.position import ALiBi, DynamicNTK, Rotary, alibi_slopes
 from multihead.scan import EluPlusOne, Favor, Identity
@@ -98,8 +98,10 @@ def test_gated_linear_attention_by_hand(randomise):
 
 LAYERS = {
     "elu": lambda: LinearAttention(16, 4, kv_heads=2),
-    "performer": lambda: LinearAttention(16, 4, scoring=Linear(features=Favor(features=9))),
-    "decay": lambda: LinearAttention(16, 4, scoring=Linear(decay=retention_decay(4)), gate=SwishGate(norm="rms")),
+    "performer": lambda: LinearAttention(16, 4, scoring=LinearScoring(features=Favor(features=9))),
+    "decay": lambda: LinearAttention(
+        16, 4, scoring=LinearScoring(decay=retention_decay(4)), gate=SwishGate(norm="rms")
+    ),
     "retnet": lambda: LinearAttention.retnet(16, 4),
     "gated": lambda: GatedLinearAttention(16, 4),
 }
@@ -163,7 +165,7 @@ def test_gradients_reach_everything(layer):
 
 
 def test_the_features_are_saved_with_the_module():
-    first, second = (LinearAttention(16, 4, scoring=Linear(features=Favor(features=9))) for _ in range(2))
+    first, second = (LinearAttention(16, 4, scoring=LinearScoring(features=Favor(features=9))) for _ in range(2))
     second.load_state_dict(first.state_dict())
     x = torch.randn(1, 5, 16)
     assert torch.equal(first(x), second(x))
@@ -194,12 +196,15 @@ X, Y = torch.randn(1, 3, 16), torch.randn(1, 4, 16)
         (lambda: LinearAttention(16, 4, gate=3), "gate"),
         (lambda: SwishGate(norm="l2"), "'layer' or 'rms'"),
         (lambda: SwishGate(eps=0.0), "eps"),
-        (lambda: LinearAttention(16, 4, scoring=Linear(decay=(-1.0,))), "each of 4 kv heads"),
+        (lambda: LinearAttention(16, 4, scoring=LinearScoring(decay=(-1.0,))), "each of 4 kv heads"),
         (lambda: LinearAttention(16, 4, position=Rotary()), "normalise=True"),
         (lambda: LinearAttention(16, 4, position=ALiBi(alibi_slopes(4))), "softmax heads"),
         (
             lambda: LinearAttention(
-                16, 4, position=Rotary(scaling=DynamicNTK(2.0, 8)), scoring=Linear(features=Identity(), normalise=False)
+                16,
+                4,
+                position=Rotary(scaling=DynamicNTK(2.0, 8)),
+                scoring=LinearScoring(features=Identity(), normalise=False),
             ),
             "do not depend on the text's length",
         ),
@@ -227,7 +232,7 @@ def test_what_does_not_fit_is_refused(use, told):
 
 
 def test_they_say_what_they_are():
-    assert "EluPlusOne" in repr(LinearAttention(16, 4, scoring=Linear(features=EluPlusOne())))
+    assert "EluPlusOne" in repr(LinearAttention(16, 4, scoring=LinearScoring(features=EluPlusOne())))
     assert "head_dim=2" in repr(GatedLinearAttention(16, 4))
     assert LinearAttention.SUPPORT.cross
     assert not GatedLinearAttention.SUPPORT.bidirectional

@@ -9,7 +9,7 @@ from multihead.error import MultiheadError
 from multihead.hooks import watching
 from multihead.layer import (
     HeadGroup,
-    Linear,
+    LinearScoring,
     MultiHeadAttention,
     Pruning,
     Scoring,
@@ -21,10 +21,10 @@ from multihead.position import ALiBi, Rotary, alibi_slopes
 from multihead.scan import EluPlusOne, Favor, Identity
 
 WIDE = torch.float64
-RETENTION = Linear(features=Identity(), decay=retention_decay(2), normalise=False)
+RETENTION = LinearScoring(features=Identity(), decay=retention_decay(2), normalise=False)
 LINEAR = [
-    HeadGroup(2, 6, scoring=Linear()),
-    HeadGroup(4, 5, kv_heads=2, v_head_dim=3, scoring=Linear(features=Favor(features=7))),
+    HeadGroup(2, 6, scoring=LinearScoring()),
+    HeadGroup(4, 5, kv_heads=2, v_head_dim=3, scoring=LinearScoring(features=Favor(features=7))),
     HeadGroup(2, 4, position=Rotary(), scoring=RETENTION),
 ]
 
@@ -142,7 +142,7 @@ def test_they_learn(randomise):
 
 
 def test_heads_are_pruned_and_put_back(randomise):
-    group = HeadGroup(3, 4, scoring=Linear(decay=retention_decay(3)))
+    group = HeadGroup(3, 4, scoring=LinearScoring(decay=retention_decay(3)))
     layer = randomise(MultiHeadAttention(16, [HeadGroup(2, 4), group])).double()
     x = torch.randn(1, 6, 16, dtype=WIDE)
     want = layer(x, mask=causal())
@@ -181,7 +181,10 @@ def test_the_features_are_saved_with_the_module(randomise):
 @pytest.mark.parametrize(
     ("use", "told"),
     [
-        (lambda: HeadGroup(2, 4, scoring=Linear(), mask=sliding_window(3)), "one sum.*sliding_window.*softmax heads"),
+        (
+            lambda: HeadGroup(2, 4, scoring=LinearScoring(), mask=sliding_window(3)),
+            "one sum.*sliding_window.*softmax heads",
+        ),
         (lambda: mixed()(torch.randn(1, 4, 16), mask=sliding_window(3)), "sliding_window.*MultiHeadAttention"),
         (lambda: mixed()(torch.randn(1, 4, 16), mask=~causal()), "~causal.*MultiHeadAttention"),
         (lambda: mixed()(torch.randn(1, 4, 16), mask=document(torch.zeros(4).long())), "document.*without causal"),
@@ -189,16 +192,19 @@ def test_the_features_are_saved_with_the_module(randomise):
         (lambda: mixed()(torch.randn(1, 4, 16), bias=torch.zeros(4, 4)), "a bias of scores.*softmax heads"),
         (lambda: mixed()(torch.randn(1, 4, 16), bias=ALiBi(alibi_slopes(4))), "a bias of scores.*softmax heads"),
         (lambda: mixed()(torch.randn(1, 4, 16), torch.randn(1, 6, 16), mask=causal(), q_offset=2), "4 queries and 6"),
-        (lambda: mixed(Linear(decay=(-1.0, -2.0)))(torch.randn(1, 4, 16)), "decay=.*mask=causal"),
-        (lambda: mixed(Linear(decay=(-1.0,))), "each of 2 kv heads.*1 of them"),
-        (lambda: Linear(decay=(0.5,)), "at most 0"),
-        (lambda: Linear(decay="ab"), "at most 0"),
-        (lambda: Linear(features=3), "features=3"),
-        (lambda: Linear(normalise=1), "normalise=1"),
+        (lambda: mixed(LinearScoring(decay=(-1.0, -2.0)))(torch.randn(1, 4, 16)), "decay=.*mask=causal"),
+        (lambda: mixed(LinearScoring(decay=(-1.0,))), "each of 2 kv heads.*1 of them"),
+        (lambda: LinearScoring(decay=(0.5,)), "at most 0"),
+        (lambda: LinearScoring(decay="ab"), "at most 0"),
+        (lambda: LinearScoring(features=3), "features=3"),
+        (lambda: LinearScoring(normalise=1), "normalise=1"),
         (lambda: HeadGroup(2, 4, scoring=Scoring), "Scoring"),
-        (lambda: MultiHeadAttention(16, HeadGroup(2, 4, scoring=Linear(), position=Rotary())), "normalise=True"),
-        (lambda: MultiHeadAttention(16, HeadGroup(2, 4, scoring=Linear(), position=ALiBi(alibi_slopes(2)))), "ALiBi"),
-        (lambda: TalkingHeadsAttention(16, HeadGroup(4, 4, scoring=Linear())), "have neither"),
+        (lambda: MultiHeadAttention(16, HeadGroup(2, 4, scoring=LinearScoring(), position=Rotary())), "normalise=True"),
+        (
+            lambda: MultiHeadAttention(16, HeadGroup(2, 4, scoring=LinearScoring(), position=ALiBi(alibi_slopes(2)))),
+            "ALiBi",
+        ),
+        (lambda: TalkingHeadsAttention(16, HeadGroup(4, 4, scoring=LinearScoring())), "have neither"),
         (lambda: mixed().to_torch(), "nn.MultiheadAttention"),
     ],
 )
@@ -209,4 +215,4 @@ def test_what_does_not_fit_is_refused(use, told):
 
 
 def mixed(linear=None):
-    return MultiHeadAttention(16, [HeadGroup(2, 4), HeadGroup(2, 4, scoring=linear or Linear())])
+    return MultiHeadAttention(16, [HeadGroup(2, 4), HeadGroup(2, 4, scoring=linear or LinearScoring())])

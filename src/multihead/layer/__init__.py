@@ -15,8 +15,8 @@ from multihead.layer.indexed import Index, IndexedAttention
 from multihead.layer.indexed_cache import IndexedCache
 from multihead.layer.latent import Latent, LatentAttention
 from multihead.layer.latent_cache import LatentCache
-from multihead.layer.linear import GatedLinearAttention, LinearAttention, SwishGate
-from multihead.layer.linear_options import Linear, retention_decay
+from multihead.layer.linear import GatedLinearAttention, LinearAttention
+from multihead.layer.linear_options import LinearScoring, retention_decay
 from multihead.layer.longformer import LongformerAttention
 from multihead.layer.lsh import LSHAttention
 from multihead.layer.lsh_cache import LSHCache
@@ -28,6 +28,7 @@ from multihead.layer.resampler import GatedCrossAttention, PerceiverResampler
 from multihead.layer.routing import Router
 from multihead.layer.scan_cache import StateCache
 from multihead.layer.support import Support
+from multihead.layer.swish_gate import SwishGate
 from multihead.layer.switch_head import SwitchHeadAttention
 from multihead.layer.talking import TalkingHeadsAttention
 
@@ -59,8 +60,8 @@ __all__ = [
     "LatentAttention",
     "LatentCache",
     "LayerLambda",
-    "Linear",
     "LinearAttention",
+    "LinearScoring",
     "LongformerAttention",
     "MoAAttention",
     "MoHAttention",

@@ -15,7 +15,7 @@ from multihead.layer.call import Call, Where, check_inputs, check_visible
 from multihead.layer.check import key_widths
 from multihead.layer.group import HeadGroup, read_groups
 from multihead.layer.linear_heads import linear_heads
-from multihead.layer.linear_options import Linear
+from multihead.layer.linear_options import LinearScoring
 from multihead.layer.part import GroupPart, turned, zero_bias
 from multihead.layer.picking import narrowed
 from multihead.layer.placing import Projected, placed
@@ -369,7 +369,7 @@ class MultiHeadAttention(Attends):
 
 def _needed(group: HeadGroup, kind: Kind | None) -> Kind | State:
     """What a cache keeps for a group: what was asked for, or the last tokens where its mask looks back no further."""
-    if isinstance(group.scoring, Linear):
+    if isinstance(group.scoring, LinearScoring):
         return State()
     if kind is not None:
         return kind

@@ -14,7 +14,7 @@ from multihead.layer.group import HeadGroup
 from multihead.layer.indexed import Index, IndexedAttention
 from multihead.layer.latent import Latent, LatentAttention
 from multihead.layer.linear import GatedLinearAttention, LinearAttention
-from multihead.layer.linear_options import Linear
+from multihead.layer.linear_options import LinearScoring
 from multihead.layer.longformer import LongformerAttention
 from multihead.layer.lsh import LSHAttention
 from multihead.layer.mixture_of_attention import MoAAttention
@@ -96,7 +96,7 @@ def _lsh(embed_dim: int, heads: int) -> nn.Module:
 
 
 def _performer(embed_dim: int, heads: int) -> nn.Module:
-    return LinearAttention(embed_dim, heads, scoring=Linear(features=Favor()))
+    return LinearAttention(embed_dim, heads, scoring=LinearScoring(features=Favor()))
 
 
 def _mixture_of_heads(embed_dim: int, heads: int) -> nn.Module:

@@ -11,7 +11,7 @@ from multihead.attend import Normaliser, Softmax
 from multihead.attend.selector import Selector
 from multihead.error import MultiheadError, check_kinds
 from multihead.layer.check import check_counts, check_eps, divided, listed_divisors
-from multihead.layer.linear_options import Linear
+from multihead.layer.linear_options import LinearScoring
 from multihead.pattern import Pattern
 from multihead.position import PositionBias, Rotary
 
@@ -124,7 +124,7 @@ class HeadGroup:
             which chooses them anew in every call from what its mask allows.
         position: `Rotary`, which turns queries and keys, or a bias: `ALiBi`, `RelativeTable`, `AdaptiveSpan`. A bias
             whose tensor is an `nn.Parameter` is learned with the module; give several modules the same one to share it.
-        scoring: Norm of queries and keys, scale, softcap, normaliser, sinks; or `Linear`, for linear attention.
+        scoring: Norm of queries and keys, scale, softcap, normaliser, sinks; or `LinearScoring`, for linear attention.
         gate: Of the outputs, or None.
 
     Raises:
@@ -142,7 +142,7 @@ class HeadGroup:
     v_head_dim: int | None = None
     mask: Pattern | Selector | None = None
     position: Position | None = None
-    scoring: Scoring | Linear = field(default_factory=Scoring)
+    scoring: Scoring | LinearScoring = field(default_factory=Scoring)
     gate: OutputGate | None = None
 
     def __post_init__(self) -> None:
@@ -154,7 +154,11 @@ class HeadGroup:
             _MASK,
         )
         check_kinds({"position": self.position}, (Rotary, *get_args(PositionBias), NoneType), POSITION)
-        check_kinds({"scoring": self.scoring}, (Scoring, Linear), "Scoring(...), or Linear(...) for linear attention")
+        check_kinds(
+            {"scoring": self.scoring},
+            (Scoring, LinearScoring),
+            "Scoring(...), or LinearScoring(...) for linear attention",
+        )
         self._check_linear()
         check_kinds({"gate": self.gate}, (OutputGate, NoneType), "OutputGate(...) or None")
         if self.kv_heads is not None and self.heads % self.kv_heads:
@@ -175,11 +179,11 @@ class HeadGroup:
 
     def _check_linear(self) -> None:
         """Refuses a mask of heads that see earlier tokens as one sum only."""
-        if isinstance(self.scoring, Linear) and self.mask is not None:
+        if isinstance(self.scoring, LinearScoring) and self.mask is not None:
             raise MultiheadError(
                 asked="linear heads, which see earlier tokens only as one sum",
                 arrived=f"mask={self.mask}",
-                remedy="leave the mask out, or use softmax heads: HeadGroup(..., mask=...) without scoring=Linear(...)",
+                remedy="leave the mask out, or use softmax heads: HeadGroup(..., mask=...) with no LinearScoring(...)",
             )
 
     @property

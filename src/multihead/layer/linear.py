@@ -1,23 +1,23 @@
 """Modules of linear attention: with features, with RetNet's decays, with gates that decay each channel."""
 
-from dataclasses import dataclass
 from types import NoneType
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, cast
 
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid, silu
+from torch.nn.functional import logsigmoid
 
 from multihead.error import MultiheadError, check_kinds
 from multihead.layer.call import check_arguments, check_inputs
 from multihead.layer.check import check_counts, check_eps, divided
-from multihead.layer.group import HeadGroup, QKNorm
-from multihead.layer.linear_options import Linear, retention_decay
+from multihead.layer.group import HeadGroup
+from multihead.layer.linear_options import LinearScoring, retention_decay
 from multihead.layer.linear_part import LinearPart
 from multihead.layer.part import Norm, zero_bias
 from multihead.layer.scan_cache import StateCache, check_cache
 from multihead.layer.scan_mask import Order, check_causal
 from multihead.layer.support import Support
+from multihead.layer.swish_gate import Finish, SwishGate
 from multihead.pattern import Pattern, causal
 from multihead.position import Rotary
 from multihead.scan import Identity, LinearState, linear_attention
@@ -25,57 +25,13 @@ from multihead.scan import Identity, LinearState, linear_attention
 _CAUSAL = causal()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwishGate:
-    """Outputs are normalised head by head and multiplied by `silu(x W_g)`: `silu(x W_g) * norm(heads)`.
-
-    Args:
-        norm: `"layer"`: RetNet's group norm, without biases; `"rms"`: that of gated linear attention.
-        eps: Keeps the norm's division finite.
-    """
-
-    norm: Literal["layer", "rms"] = "layer"
-    eps: float = 1e-5
-
-    def __post_init__(self) -> None:
-        check_eps("SwishGate", self.eps)
-        if self.norm not in ("layer", "rms"):
-            raise MultiheadError(
-                asked="SwishGate(norm=...): 'layer' or 'rms'", arrived=repr(self.norm), remedy="pass one of these"
-            )
-
-
-class Finish(nn.Module):
-    """What is done to heads before they are projected: norm and gate.
-
-    Args:
-        options: Which.
-        embed_dim: Width of the tokens.
-        heads: Number of heads.
-        v_head_dim: Their width.
-
-    Attributes:
-        norm: With a weight (heads, v_head_dim).
-        gate: W_g, (heads * v_head_dim, embed_dim).
-    """
-
-    def __init__(self, options: SwishGate, *, embed_dim: int, heads: int, v_head_dim: int) -> None:
-        super().__init__()
-        self.norm = Norm(QKNorm(kind=options.norm, over="each", eps=options.eps), heads, v_head_dim)
-        self.gate = nn.Linear(embed_dim, heads * v_head_dim, bias=False)
-
-    def forward(self, heads: Tensor, x: Tensor) -> Tensor:
-        """Heads (batch, heads, length, v_head_dim) of tokens (batch, length, embed_dim), joined."""
-        return self.norm(heads).transpose(1, 2).flatten(2) * silu(self.gate(x))
-
-
 class LinearAttention(nn.Module):
     """Multi-head attention in linear time: `softmax(q . k)` is replaced by `phi(q) . phi(k)`.
 
-    Katharopoulos et al. 2020, "Transformers are RNNs", arXiv:2006.16236; with `Linear(features=Favor())` Choromanski et
-    al. 2020, "Rethinking Attention with Performers", arXiv:2009.14794. Each token sees all (`mask=None`), or itself
-    and those before (`mask=causal()`); queries may look at another sequence. Step by step it keeps a state of fixed
-    size. What it is bad at is finding single tokens in a long text.
+    Katharopoulos et al. 2020, "Transformers are RNNs", arXiv:2006.16236; with `LinearScoring(features=Favor())`
+    Choromanski et al. 2020, "Rethinking Attention with Performers", arXiv:2009.14794. Each token sees all
+    (`mask=None`), or itself and those before (`mask=causal()`); queries may look at another sequence. Step by step it
+    keeps a state of fixed size. What it is bad at is finding single tokens in a long text.
 
     Outputs of padding, in self-attention, are the bias of the output projection.
 
@@ -115,13 +71,13 @@ class LinearAttention(nn.Module):
         kv_heads: int | None = None,
         head_dim: int | None = None,
         v_head_dim: int | None = None,
-        scoring: Linear | None = None,
+        scoring: LinearScoring | None = None,
         position: Rotary | None = None,
         gate: SwishGate | None = None,
     ) -> None:
         super().__init__()
         check_counts({"embed_dim": embed_dim, "heads": heads})
-        check_kinds({"scoring": scoring}, (Linear, NoneType), "Linear(...) or None")
+        check_kinds({"scoring": scoring}, (LinearScoring, NoneType), "LinearScoring(...) or None")
         check_kinds({"gate": gate}, (SwishGate, NoneType), "SwishGate(...) or None")
         group = HeadGroup(
             heads,
@@ -129,7 +85,7 @@ class LinearAttention(nn.Module):
             kv_heads=kv_heads,
             v_head_dim=v_head_dim,
             position=position,
-            scoring=Linear() if scoring is None else scoring,
+            scoring=LinearScoring() if scoring is None else scoring,
         ).settled(embed_dim, alone=True)
         self.embed_dim, self.groups = embed_dim, (group,)
         self.heads, self.kv_heads, self.head_dim, self.v_head_dim = group.sizes
@@ -138,7 +94,7 @@ class LinearAttention(nn.Module):
         self.k_proj = nn.Linear(embed_dim, self.kv_heads * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(embed_dim, self.kv_heads * self.v_head_dim, bias=bias)
         self.out_proj = nn.Linear(self.heads * self.v_head_dim, embed_dim, bias=bias)
-        self.part = LinearPart(cast(Linear, group.scoring), group)
+        self.part = LinearPart(cast(LinearScoring, group.scoring), group)
         finish = None if gate is None else Finish(gate, embed_dim=embed_dim, heads=heads, v_head_dim=self.v_head_dim)
         self.finish = finish
         self.reset_parameters()
@@ -165,7 +121,7 @@ class LinearAttention(nn.Module):
             embed_dim,
             heads,
             v_head_dim=2 * divided(embed_dim, heads) if v_head_dim is None else v_head_dim,
-            scoring=Linear(features=Identity(), decay=retention_decay(heads), normalise=False),
+            scoring=LinearScoring(features=Identity(), decay=retention_decay(heads), normalise=False),
             position=Rotary(),
             gate=SwishGate(),
         )
@@ -299,7 +255,9 @@ class GatedLinearAttention(nn.Module):
         check_eps("GatedLinearAttention: divisor and eps", min(divisor, eps))
         head_dim = divided(embed_dim, 2 * heads) if head_dim is None else head_dim
         v_head_dim = divided(embed_dim, heads) if v_head_dim is None else v_head_dim
-        group = HeadGroup(heads, head_dim, v_head_dim=v_head_dim, scoring=Linear(features=Identity(), normalise=False))
+        group = HeadGroup(
+            heads, head_dim, v_head_dim=v_head_dim, scoring=LinearScoring(features=Identity(), normalise=False)
+        )
         self.embed_dim, self.divisor, self.groups = embed_dim, divisor, (group.settled(embed_dim, alone=True),)
         self.heads, _, self.head_dim, self.v_head_dim = self.groups[0].sizes
         self.q_proj = nn.Linear(embed_dim, heads * head_dim, bias=False)

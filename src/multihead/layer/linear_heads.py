@@ -54,7 +54,7 @@ def _check(call: Call, part: LinearPart, order: Order, kv_len: int, positions: T
     present = [what for what, there in told.items() if there]
     if present:
         raise MultiheadError(
-            asked="linear heads, HeadGroup(..., scoring=Linear(...)), which see earlier tokens only as one sum",
+            asked="linear heads, HeadGroup(..., scoring=LinearScoring(...)), which see earlier tokens only as one sum",
             arrived="; ".join(present),
-            remedy="leave it out, or use softmax heads alone: HeadGroup(...) without scoring=Linear(...)",
+            remedy="leave it out, or use softmax heads alone: HeadGroup(...) without scoring=LinearScoring(...)",
         )

@@ -12,12 +12,12 @@ from multihead.scan import EluPlusOne, Favor, FeatureMap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Linear:
+class LinearScoring:
     """Heads of `S^T phi(q) / (phi(q) . z)`, where `S = sum_j decay phi(k_j) v_j^T` and `z = sum_j decay phi(k_j)`.
 
-    In place of `Scoring`, which is how a softmax's weights are made: `HeadGroup(4, 64, scoring=Linear())`. Such heads
-    are linear in the length, keep a state of fixed size, and do not see single tokens sharply: they lose at retrieval.
-    See `multihead.scan.linear_attention`.
+    In place of `Scoring`, which is how a softmax's weights are made: `HeadGroup(4, 64, scoring=LinearScoring())`. Such
+    heads are linear in the length, keep a state of fixed size, and do not see single tokens sharply: they lose at
+    retrieval. See `multihead.scan.linear_attention`.
 
     Args:
         features: phi: `EluPlusOne()`, `Favor(...)`, `Identity()`, or another feature map.
@@ -30,7 +30,7 @@ class Linear:
         MultiheadError: Decays that are no numbers up to 0.
 
     Example:
-        >>> HeadGroup(4, 64, scoring=Linear(decay=retention_decay(4), normalise=False)).scoring.decay[0]
+        >>> HeadGroup(4, 64, scoring=LinearScoring(decay=retention_decay(4), normalise=False)).scoring.decay[0]
         -0.03174869831458027
     """
 
@@ -53,7 +53,7 @@ class Linear:
             return
         if isinstance(self.decay, str) or not all(is_number(each) and each <= 0 for each in self.decay):
             raise MultiheadError(
-                asked="Linear(decay=...): logarithms of the share that is kept at each token, at most 0",
+                asked="LinearScoring(decay=...): logarithms of the share that is kept at each token, at most 0",
                 arrived=kind_and_text(self.decay),
                 remedy="pass one for each kv head, such as retention_decay(heads), or None for no decay",
             )
@@ -72,7 +72,7 @@ class Linear:
                 asked="linear heads that are turned by their positions",
                 arrived="normalise=True: features that are turned are negative in places, and the sum of weights may "
                 "be 0",
-                remedy="pass Linear(features=Identity(), normalise=False), as RetNet does, or leave the position out",
+                remedy="pass features=Identity() and normalise=False, as RetNet does, or leave the position out",
             )
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from multihead.error import MultiheadError
 from multihead.layer.group import HeadGroup
-from multihead.layer.linear_options import Linear
+from multihead.layer.linear_options import LinearScoring
 from multihead.layer.scan_mask import Order
 from multihead.position import Rotary
 from multihead.scan import Drawn, Favor, FeatureMap, LinearState, linear_attention, linear_attention_full
@@ -25,7 +25,7 @@ class LinearPart(nn.Module):
         projection: The directions of `Favor`, (features, head_dim), saved with the module; otherwise None.
     """
 
-    def __init__(self, options: Linear, group: HeadGroup) -> None:
+    def __init__(self, options: LinearScoring, group: HeadGroup) -> None:
         super().__init__()
         _, kv_heads, head_dim, _ = group.sizes
         self.options, self.head_dim, self.position = options, head_dim, _position(group)
@@ -132,5 +132,5 @@ def _position(group: HeadGroup) -> Rotary | None:
     raise MultiheadError(
         asked="a position of linear heads: Rotary(...) with angles that do not depend on the text's length, or None",
         arrived=f"{position}"[:200],
-        remedy="they have no scores to which a bias could be added: use softmax heads, HeadGroup(...) without Linear",
+        remedy="they have no scores to which a bias could be added: use softmax heads, HeadGroup(...) alone",
     )

@@ -7,7 +7,7 @@ from torch import Tensor
 from multihead.attend import Softmax
 from multihead.error import MultiheadError, check_kinds
 from multihead.layer.group import HeadGroup
-from multihead.layer.linear_options import Linear
+from multihead.layer.linear_options import LinearScoring
 from multihead.pattern import Pattern
 from multihead.position import PositionBias
 
@@ -20,11 +20,11 @@ def one_group(heads: object, embed_dim: int) -> HeadGroup:
         heads = HeadGroup(heads)
     check_kinds({"heads": heads}, (HeadGroup,), "a number of heads, or one HeadGroup(...)")
     assert isinstance(heads, HeadGroup)
-    if isinstance(heads.scoring, Linear) or heads.pattern is not heads.mask:
-        linear = isinstance(heads.scoring, Linear)
+    if isinstance(heads.scoring, LinearScoring) or heads.pattern is not heads.mask:
+        linear = isinstance(heads.scoring, LinearScoring)
         raise MultiheadError(
             asked="a mixture of heads, which weigh keys by a softmax within a pattern",
-            arrived=f"HeadGroup({'scoring=Linear(...)' if linear else f'mask={heads.mask}'})",
+            arrived=f"HeadGroup({'scoring=LinearScoring(...)' if linear else f'mask={heads.mask}'})",
             remedy="use MultiHeadAttention, which takes linear heads and heads that choose their keys",
         )
     return heads.settled(embed_dim, alone=True)

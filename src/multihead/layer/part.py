@@ -9,7 +9,7 @@ from torch.nn.functional import layer_norm, normalize, rms_norm
 from multihead.attend import Normaliser, Softmax
 from multihead.layer.angles import rotation_from
 from multihead.layer.group import HeadGroup, QKNorm, learned
-from multihead.layer.linear_options import Linear
+from multihead.layer.linear_options import LinearScoring
 from multihead.layer.linear_part import LinearPart
 from multihead.position import PositionBias, Rotary, Rotation
 
@@ -84,7 +84,7 @@ class GroupPart(nn.Module):
             self.bias = parameter
         out = 0 if group.gate is None else heads * (1 if group.gate.per == "head" else v_head_dim)
         self.gate = None if group.gate is None else nn.Linear(embed_dim, out, bias=group.gate.bias)
-        self.linear = LinearPart(group.scoring, group) if isinstance(group.scoring, Linear) else None
+        self.linear = LinearPart(group.scoring, group) if isinstance(group.scoring, LinearScoring) else None
 
     def reset_parameters(self) -> None:
         """Start anew, but for a position bias, which is the caller's own."""

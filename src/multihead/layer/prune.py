@@ -11,7 +11,7 @@ from multihead.attend import Softmax
 from multihead.error import MultiheadError
 from multihead.layer.attention import MultiHeadAttention
 from multihead.layer.group import HeadGroup, learned
-from multihead.layer.linear_options import Linear
+from multihead.layer.linear_options import LinearScoring
 from multihead.layer.part import GroupPart
 from multihead.layer.projection import FusedProjection
 from multihead.pattern import Pattern, per_head
@@ -220,7 +220,7 @@ class Pruning:
         if isinstance(position, PositionBias):
             position = self._cut_position(part, position, heads)
         part.group = _smaller(kept, position)
-        if part.linear is not None and isinstance(part.group.scoring, Linear):
+        if part.linear is not None and isinstance(part.group.scoring, LinearScoring):
             self._set(part.linear, "options", part.group.scoring)
         self._undo.append(lambda: setattr(part, "group", before))
 
@@ -305,7 +305,7 @@ def _smaller(kept: _Kept, position: object) -> HeadGroup:
     group, scoring = kept.group, kept.group.scoring
     if isinstance(scoring.normaliser, Softmax):
         scoring = replace(scoring, normaliser=scoring.normaliser.pick(torch.tensor(kept.heads)))
-    if isinstance(scoring, Linear) and scoring.decay is not None:
+    if isinstance(scoring, LinearScoring) and scoring.decay is not None:
         scoring = replace(scoring, decay=[scoring.decay[head] for head in kept.kv_heads])
     return replace(
         group,

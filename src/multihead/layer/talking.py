@@ -17,7 +17,7 @@ from multihead.layer.call import Call, Where, check_visible
 from multihead.layer.check import check_counts
 from multihead.layer.group import HeadGroup, read_groups
 from multihead.layer.kept import kept
-from multihead.layer.linear_options import Linear
+from multihead.layer.linear_options import LinearScoring
 from multihead.layer.part import GroupPart, zero_bias
 from multihead.layer.placing import placed
 from multihead.layer.support import Support
@@ -82,10 +82,10 @@ class TalkingHeadsAttention(Attends):
                 arrived=f"mask={group.mask}, which chooses keys for each head by itself",
                 remedy="use MultiHeadAttention for it, or give a pattern such as sliding_window(256)",
             )
-        if isinstance(group.scoring, Linear):
+        if isinstance(group.scoring, LinearScoring):
             raise MultiheadError(
                 asked="heads that exchange scores and weights",
-                arrived="HeadGroup(scoring=Linear(...)), whose heads have neither",
+                arrived="HeadGroup(scoring=LinearScoring(...)), whose heads have neither",
                 remedy="use MultiHeadAttention or LinearAttention for linear heads",
             )
         group = group.settled(embed_dim, alone=True)
