@@ -47,8 +47,8 @@ MOST_TOKENS = 16384
 """Of a batch: beyond it a round takes minutes."""
 SPEED, MEMORY, MIXED = 0.97, 1.03, 1.05
 """What is aimed at: ratio at least, memory over that of peers with fused attention at most, mixed over equal heads."""
-SMALL_MB = 1.0
-"""Memory is not compared where a step takes less: pages of the system are as large."""
+SMALL_MB = 0.25
+"""Difference in memory that is none."""
 
 
 def main():
@@ -153,7 +153,7 @@ def missed_by(name, told, cell):
     least = 1 / MIXED if cell["case"] == "mixed" else SPEED
     if name in FUSED and told["ratio"] < least:
         yield f"{name} takes {told['ratio']:.3f} of our time"
-    if name in FUSED and cell["case"] != "mixed" and ours > max(SMALL_MB, MEMORY * told["extra_mb"] + SMALL_MB):
+    if name in FUSED and cell["case"] != "mixed" and ours > MEMORY * told["extra_mb"] + SMALL_MB:
         yield f"memory {ours:.1f} MB, {name} {told['extra_mb']:.1f} MB"
 
 

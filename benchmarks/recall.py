@@ -30,14 +30,54 @@ TRAINED, PERIODS, BATCH = 64, (8, 32), 16
 LENGTHS = (64, 128, 256, 512, 1024)
 
 
+ALIBI = mh.ALiBi(mh.alibi_slopes(HEADS))
+
+
 def heads(**options):
-    return lambda: mh.MultiHeadAttention(WIDTH, mh.HeadGroup(HEADS, **options), bias=False)
+    """Softmax heads, ALiBi unless another position is named: rotary ones fail beyond what they were trained on."""
+    return lambda: mh.MultiHeadAttention(WIDTH, mh.HeadGroup(HEADS, **{"position": ALIBI} | options), bias=False)
 
 
+def linear(**scoring):
+    return lambda: mh.LinearAttention(WIDTH, HEADS, scoring=mh.LinearScoring(**scoring))
+
+
+def sparse():
+    branches = mh.Branches(block=8, budget=4, window=16)
+    return mh.NativeSparseAttention(WIDTH, mh.HeadGroup(HEADS, position=mh.Rotary()), branches=branches, bias=False)
+
+
+def previous():
+    """What the second block needs of the first: a head that looks at the token before."""
+    return heads(mask=mh.sliding_window(4))()
+
+
+# Each block by itself; two of a kind where a model is said to be of one kind.
 MODELS = {
     "rope": ("all pairs, rotary positions", [heads(position=mh.Rotary())] * 2),
-    "alibi": ("all pairs, ALiBi", [heads(position=mh.ALiBi(mh.alibi_slopes(HEADS)))] * 2),
+    "alibi": ("all pairs, ALiBi", [heads()] * 2),
+    "window": ("windows of 32, ALiBi", [heads(mask=mh.sliding_window(32))] * 2),
+    "window-all": ("window of 4, then all pairs (ALiBi)", [previous, heads()]),
+    "blocks": ("4 best blocks of 8 (MoBA), ALiBi", [heads(mask=mh.TopBlocks(8, 4))] * 2),
+    "keys": ("8 best keys of each row, ALiBi", [heads(mask=mh.TopKeys(8))] * 2),
+    "native-sparse": ("native sparse attention, rotary positions", [sparse] * 2),
+    "lsh": ("window of 4, then LSH: 4 rounds, chunks of 16", [previous, lambda: lsh()]),
+    "mixture": ("mixture of heads, 1 shared and 2 of 3, all pairs", [lambda: moh()] * 2),
+    "linear": ("linear attention, elu + 1", [linear()] * 2),
+    "window-linear": ("window of 4, then linear attention", [previous, linear()]),
+    "retention": ("RetNet", [lambda: mh.LinearAttention.retnet(WIDTH, HEADS)] * 2),
+    "gated-linear": ("gated linear attention", [lambda: mh.GatedLinearAttention(WIDTH, HEADS)] * 2),
+    "gated-delta": ("gated delta rule", [lambda: mh.GatedDeltaNet(WIDTH, HEADS)] * 2),
+    "delta-all": ("gated delta rule, then all pairs (ALiBi)", [lambda: mh.GatedDeltaNet(WIDTH, HEADS), heads()]),
 }
+
+
+def lsh():
+    return mh.LSHAttention(WIDTH, HEADS, mh.Buckets(rounds=4, chunk=16, seed=0), bias=False)
+
+
+def moh():
+    return mh.MoHAttention(WIDTH, mh.HeadGroup(HEADS, position=mh.Rotary()), shared=1, chosen=2, bias=False)
 
 
 class Model(nn.Module):

@@ -6,8 +6,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-_ROWS = 1024
-"""Tokens turned at once where they are widened: the wide copy stays small, and in the cache of a core."""
+_AT_ONCE = 2**18
+"""Numbers turned at once where there are more: what is made in between stays small, and in the cache of a core."""
 _SMALL = 2**17
 """Numbers up to which memory is no matter, and the plain formula the fastest."""
 
@@ -75,16 +75,16 @@ def _formula(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
-    if x.dtype == cos.dtype:
-        return _in_place(x, cos, sin, halves=halves)
-    length = x.shape[2]
-    if length <= _ROWS:
+    batch, heads, length, width = x.shape
+    rows = max(_AT_ONCE // max(batch * heads * width, 1), 1)
+    if length <= rows:
         return _in_place(x.to(cos.dtype), cos, sin, halves=halves).to(x.dtype)
-    parts = [
-        _turned(x[:, :, part], cos[:, :, part], sin[:, :, part], halves=halves)
-        for part in (slice(first, first + _ROWS) for first in range(0, length, _ROWS))
-    ]
-    return torch.cat(parts, 2)
+    out = torch.empty_like(x)
+    for first in range(0, length, rows):
+        part = slice(first, first + rows)
+        wide = x[:, :, part].to(cos.dtype)
+        out[:, :, part] = _in_place(wide, cos[:, :, part], sin[:, :, part], halves=halves)
+    return out
 
 
 def _in_place(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
