@@ -26,6 +26,11 @@ from multihead.layer.torch_exchange import check_plain, torch_module, torch_weig
 from multihead.pattern import Pattern
 from multihead.position import PositionBias
 
+Cut = tuple[list[int], list[tuple[int, int]]]
+# Places in a group's sizes: (number of heads, their width) of queries, keys and values.
+_PROJECTED = ((0, 2), (1, 2), (1, 3))
+_Q, _K, _V = range(3)
+
 
 class MultiHeadAttention(Attends):
     """`MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W_O`, `head_i = Attention(Q W_Q_i, K W_K_i, V W_V_i)`.
@@ -93,6 +98,7 @@ class MultiHeadAttention(Attends):
         given = read_groups(heads, kv_heads, head_dim)
         self.groups = tuple(group.settled(embed_dim, alone=len(given) == 1) for group in given)
         sizes = [group.sizes for group in self.groups]
+        self._cuts = _cuts(self.groups)
         self.embed_dim = embed_dim
         self.heads, self.kv_heads = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
         self.head_dim = max(size[2] for size in sizes)
@@ -329,16 +335,16 @@ class MultiHeadAttention(Attends):
         fused = self._fused
         if fused is not None and key is query and value is query:
             q, k, v = fused(query)
-            pairs = zip(self._split(k, 1, 2), self._split(v, 1, 3), strict=True)
+            pairs = zip(self._split(k, _K), self._split(v, _V), strict=True)
         else:
             q = self.project("q_proj", query)
             pairs = self._keys_values(key, value) if key is not None and value is not None else repeat((None, None))
-        return [(q, k, v) for q, (k, v) in zip(self._split(q, 0, 2), pairs, strict=False)]
+        return [(q, k, v) for q, (k, v) in zip(self._split(q, _Q), pairs, strict=False)]
 
     def _keys_values(self, key: Tensor, value: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of each group."""
         k, v = self.project("k_proj", key), self.project("v_proj", value)
-        return list(zip(self._split(k, 1, 2), self._split(v, 1, 3), strict=True))
+        return list(zip(self._split(k, _K), self._split(v, _V), strict=True))
 
     def widths(self) -> dict[str, int]:
         """Input widths of query, key and value."""
@@ -355,16 +361,26 @@ class MultiHeadAttention(Attends):
         fused = self._fused
         return getattr(self, name)(x) if fused is None else fused.part(name, x)
 
-    def _split(self, joined: Tensor, heads: int, width: int) -> list[Tensor]:
+    def _split(self, joined: Tensor, which: int) -> list[Tensor]:
         """(batch, length, all heads' numbers) as (batch, heads, length, width) for each group, views."""
         lead = joined.shape[:2]
         if len(self.groups) == 1:
-            sizes = self.groups[0].sizes
+            sizes, (heads, width) = self.groups[0].sizes, _PROJECTED[which]
             return [joined.view(*lead, sizes[heads], sizes[width]).transpose(1, 2)]
-        shapes = [(group.sizes[heads], group.sizes[width]) for group in self.groups]
+        if self._cuts[0] is not self.groups:  # heads were taken out, or put back
+            self._cuts = _cuts(self.groups)
+        widths, shapes = self._cuts[1][which]
         # Not Tensor.split and unflatten: these are Python, and take twice as long as all that is done here.
-        parts = joined.split_with_sizes([count * size for count, size in shapes], 2)
-        return [part.view(*lead, *shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
+        return [
+            part.view(*lead, *shape).transpose(1, 2)
+            for part, shape in zip(joined.split_with_sizes(widths, 2), shapes, strict=True)
+        ]
+
+
+def _cuts(groups: tuple[HeadGroup, ...]) -> tuple[tuple[HeadGroup, ...], list[Cut]]:
+    """Where the joined queries, keys and values of these groups are cut: widths, and (heads, width) of each group."""
+    shapes = [[(group.sizes[heads], group.sizes[width]) for group in groups] for heads, width in _PROJECTED]
+    return groups, [([heads * width for heads, width in kind], kind) for kind in shapes]
 
 
 def _needed(group: HeadGroup, kind: Kind | None) -> Kind | State:
