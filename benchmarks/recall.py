@@ -52,7 +52,7 @@ def previous():
     return heads(mask=mh.sliding_window(4))()
 
 
-# Each block by itself; two of a kind where a model is said to be of one kind.
+# What it is in words, and what its two blocks attend with.
 MODELS = {
     "rope": ("all pairs, rotary positions", [heads(position=mh.Rotary())] * 2),
     "alibi": ("all pairs, ALiBi", [heads()] * 2),
@@ -70,6 +70,14 @@ MODELS = {
     "gated-delta": ("gated delta rule", [lambda: mh.GatedDeltaNet(WIDTH, HEADS)] * 2),
     "delta-all": ("gated delta rule, then all pairs (ALiBi)", [lambda: mh.GatedDeltaNet(WIDTH, HEADS), heads()]),
 }
+
+# Models that were trained as another and are asked with another second block, with the weights of the trained one.
+ASKED = {
+    "all-then-window": ("window of 4, then all pairs; a window of 32 when asked", "window-all", mh.sliding_window(32)),
+    "all-then-blocks": ("window of 4, then all pairs; 4 best blocks of 8 when asked", "window-all", mh.TopBlocks(8, 4)),
+    "all-then-keys": ("window of 4, then all pairs; 8 best keys when asked", "window-all", mh.TopKeys(8)),
+}
+EVERY = {name: told[0] for name, told in (MODELS | ASKED).items()}
 
 
 def lsh():
@@ -130,6 +138,18 @@ def trained(kinds, seed, steps):
     return model.eval(), {"loss": loss.item(), "cpu_s": time.process_time() - start}
 
 
+def built(name, seed, steps):
+    """A model as it is to be asked."""
+    if name in MODELS:
+        return trained(MODELS[name][1], seed, steps)
+    _, other, mask = ASKED[name]
+    model, told = trained(MODELS[other][1], seed, steps)
+    narrowed = heads(mask=mask)()
+    narrowed.load_state_dict(model.blocks[1].attention.state_dict())
+    model.blocks[1].attention = narrowed.eval()
+    return model, told
+
+
 def recall(model, length, seed):
     """Share of right next tokens in the second half of 24 texts of one repeat."""
     ids, _ = texts(24, length, (length // 2, length // 2), torch.Generator().manual_seed(10_000 + seed))
@@ -141,7 +161,7 @@ def recall(model, length, seed):
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=EVERY, default=list(EVERY))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--steps", type=int, default=1200, help="of training (1200)")
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), help="even, up to 1024")
@@ -160,7 +180,7 @@ def main():
     wanted = [] if options.show else [(name, seed) for name in options.models for seed in options.seeds]
     for number, (name, seed) in enumerate(key for key in wanted if key not in cells):
         print(f"{number + 1}/{len(wanted)}  {name}, seed {seed} ... ", end="", flush=True)
-        model, told = trained(MODELS[name][1], seed, options.steps)
+        model, told = built(name, seed, options.steps)
         found = {str(length): recall(model, length, seed) for length in options.lengths}
         cells[name, seed] = {"model": name, "seed": seed, "steps": options.steps, "recall": found} | told
         print(f"{' '.join(f'{share:.2f}' for share in found.values())}  {told['cpu_s']:.0f} s", flush=True)
@@ -173,7 +193,7 @@ def show(about, cells):
     print(*(f"{name}: {told}" for name, told in about.items()), sep="\n")
     lengths = list(cells[0]["recall"]) if cells else []
     print(f"\n| model | {' | '.join(lengths)} | training, CPU s |\n" + "|---" * (len(lengths) + 2) + "|")
-    for name, (about_it, _) in MODELS.items():
+    for name, about_it in EVERY.items():
         runs = [cell for cell in cells if cell["model"] == name]
         if runs:
             shares = [_brief([run["recall"][length] for run in runs]) for length in lengths]
