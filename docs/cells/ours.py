@@ -9,35 +9,11 @@ import torch
 from torch import nn
 
 import multihead as mh
+from cells import ours_families
 from cells.law import HEAD_DIM, HEADS, LENGTH, WIDTH, Setting, claim, gradient, leaf, note
-from cells.ours_families import (  # noqa: F401 - cells, too
-    additive,
-    block,
-    channel_delta,
-    cost,
-    coverage,
-    gated_cross,
-    gated_delta,
-    gated_delta_steps,
-    gated_linear,
-    indexed,
-    linear,
-    load_loss,
-    lsh,
-    lsh_causal,
-    luong,
-    mixture_of_attention,
-    mixture_of_heads,
-    monotonic,
-    native_sparse,
-    resampler,
-    retention,
-    switch_head,
-    top_blocks,
-    top_keys,
-)
 
 TITLE, PACKAGE = "multihead", "multihead"
+MORE = ours_families
 
 
 def layer(s: Setting, group=None, cls=mh.MultiHeadAttention, **given):

@@ -19,19 +19,9 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from cells import transformers_families
 from cells.law import CAUSAL, HEAD_DIM, HEADS, LENGTH, WIDTH, by_hand, gradient, leaf, note, split
 from cells.law_families import CHOICE, blocks_chosen, choice, keys_chosen
-from cells.transformers_families import (  # noqa: F401 - cells, too
-    channel_delta,
-    gated_delta,
-    gated_delta_steps,
-    indexed,
-    load_loss,
-    lsh,
-    lsh_causal,
-    mixture_of_attention,
-    resampler,
-)
 
 PACKAGE = "transformers"
+MORE = transformers_families
 
 
 def config(kernel="sdpa", kind=LlamaConfig, **given):
