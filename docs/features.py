@@ -98,7 +98,7 @@ def run_column(column, keys=None):
 
 def run_cell(module, row):
     """One cell: {"state": ..., "note": ...}."""
-    cell = getattr(module, row.key, None)
+    cell = getattr(module, row.key, getattr(getattr(module, "MORE", None), row.key, None))
     if cell is None:
         return absent(module.NO.get(row.key, ""))
     torch.manual_seed(sum(map(ord, row.key)))

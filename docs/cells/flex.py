@@ -5,6 +5,7 @@ import torch
 from torch.nn.attention.flex_attention import AuxRequest, and_masks, create_block_mask, flex_attention
 
 from cells.law import DASH, HEADS, LENGTH, Lacking, by_hand, gradient, join, leaf, note, split
+from cells.law_families import ALIGNERS, CHOICE, FUNCTION, LAYERS, STATES, blocks_chosen, choice, keys_chosen
 
 PACKAGE = "torch"
 FORWARD = "on a CPU there is no backward pass to queries, keys and values"
@@ -29,6 +30,22 @@ def causal(s):
 
 def boolean_mask(s):
     return masked(s, lambda b, h, q, k: s.mask[b, h, q, k], by_batch=True, by_head=True)
+
+
+@by_hand(CHOICE)
+def top_keys(s):
+    return boolean_mask(choice(s, keys_chosen))
+
+
+@by_hand(CHOICE)
+def top_blocks(s):
+    return boolean_mask(choice(s, blocks_chosen))
+
+
+@by_hand("memory projected by the user; the scale is 1")
+def luong(s):
+    keys = (s.long @ s.spare[0].T)[:, None]
+    return flex_attention(s.x[:, None, :STATES], keys, s.long[:, None], scale=1.0)[:, 0]
 
 
 def padding_causal(s):
@@ -173,36 +190,42 @@ def compile(s):
     return result
 
 
-NO = dict.fromkeys(
-    [
-        "free_head_dim",
-        "mixed_widths",
-        "qk_norm",
-        "output_gate",
-        "differential",
-        "latent",
-        "rotary",
-        "rotary_llama3",
-        "rotary_yarn",
-        "cache",
-        "cache_chunks",
-        "cache_static",
-        "cache_sliding",
-        "cache_int8",
-        "rollback",
-        "beams",
-        "prune",
-        "from_torch",
-        "from_transformers",
-        "ablate",
-        "eval_dropout",
-    ],
-    DASH,
-) | {
-    "talking": "the scores of all heads are nowhere",
-    "sigmoid": "always a softmax",
-    "sparsemax": "always a softmax",
-    "entmax": "always a softmax",
-    "clean_weights": "no dropout",
-    "onnx": "torch's exporter has no translation of it",
-}
+NO = (
+    dict.fromkeys(
+        [
+            "free_head_dim",
+            "mixed_widths",
+            "qk_norm",
+            "output_gate",
+            "differential",
+            "latent",
+            "rotary",
+            "rotary_llama3",
+            "rotary_yarn",
+            "cache",
+            "cache_chunks",
+            "cache_static",
+            "cache_sliding",
+            "cache_int8",
+            "rollback",
+            "beams",
+            "prune",
+            "from_torch",
+            "from_transformers",
+            "ablate",
+            "eval_dropout",
+        ],
+        DASH,
+    )
+    | FUNCTION
+    | ALIGNERS
+    | dict.fromkeys(LAYERS, DASH)
+    | {
+        "talking": "the scores of all heads are nowhere",
+        "sigmoid": "always a softmax",
+        "sparsemax": "always a softmax",
+        "entmax": "always a softmax",
+        "clean_weights": "no dropout",
+        "onnx": "torch's exporter has no translation of it",
+    }
+)

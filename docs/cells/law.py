@@ -79,6 +79,10 @@ class Setting:
     table: Tensor = field(default_factory=lambda: torch.randn(8, HEADS))
     slopes: Tensor = field(default_factory=lambda: 2.0 ** -torch.arange(2.0, 2 * HEADS + 2, 2))
     heads: Tensor = field(default_factory=lambda: torch.rand(HEADS))
+    decay: Tensor = field(default_factory=lambda: -torch.rand(2, HEADS, LENGTH, HEAD_DIM))
+    beta: Tensor = field(default_factory=lambda: torch.rand(2, HEADS, LENGTH))
+    long: Tensor = field(default_factory=lambda: torch.randn(2, 24, WIDTH))
+    spare: Tensor = field(default_factory=lambda: torch.randn(8, WIDTH, WIDTH) * WIDTH**-0.5)
 
 
 def softmax(scores: Tensor, sinks: Tensor | None = None) -> Tensor:

@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 import multihead as mh
+from cells import ours_families
 from cells.law import HEAD_DIM, HEADS, LENGTH, WIDTH, Setting, claim, gradient, leaf, note
 
 TITLE, PACKAGE = "multihead", "multihead"
+MORE = ours_families
 
 
 def layer(s: Setting, group=None, cls=mh.MultiHeadAttention, **given):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from cells import law_families as families
 from cells.law import (
     CAUSAL,
     HEADS,
@@ -280,11 +281,43 @@ SECTIONS = {
         Row("prune", "prune a head: fewer parameters, then put back", without_head_one),
         Row("explain", "says which kernel runs, and why not the others", lambda s: ()),
     ],
+    "Attention with a state": [
+        Row("linear", "linear attention, elu + 1", families.linear),
+        Row("retention", "one decay for each head (RetNet)", families.retention),
+        Row("gated_linear", "a decay for each token and channel (GLA)", families.gated_linear),
+        Row("gated_delta", "gated delta rule", families.delta),
+        Row("gated_delta_steps", "gated delta rule, token by token with a state that does not grow", families.delta),
+        Row("channel_delta", "delta rule, a decay for each channel (KDA)", lambda s: families.delta(s, channels=True)),
+    ],
+    "What the content chooses": [
+        Row("top_keys", "the 3 keys of each query that score highest", families.over(families.keys_chosen)),
+        Row("top_blocks", "blocks whose mean fits best (MoBA)", families.over(families.blocks_chosen)),
+        Row("native_sparse", "native sparse attention (NSA)", families.native_sparse),
+        Row("indexed", "latent attention with a learned indexer (DSA)", families.indexed),
+        Row("lsh", "LSH attention, tiles through all buckets (Reformer)", families.lsh),
+        Row("lsh_causal", "LSH attention in which later tokens change nothing", lambda s: ()),
+    ],
+    "Mixtures and reducers": [
+        Row("mixture_of_heads", "mixture of heads (MoH)", families.mixture_of_heads),
+        Row("switch_head", "experts of values and outputs (SwitchHead)", families.switch_head),
+        Row("mixture_of_attention", "experts of queries and outputs (MoA)", families.mixture_of_attention),
+        Row("load_loss", "a loss for an even load", families.load_loss),
+        Row("resampler", "Perceiver resampler", families.resampler),
+        Row("gated_cross", "gated cross-attention (Flamingo)", families.gated_cross),
+    ],
+    "Aligners of recurrent decoders": [
+        Row("additive", "additive (Bahdanau)", families.additive),
+        Row("coverage", "coverage and its loss", families.coverage),
+        Row("luong", "multiplicative (Luong)", families.luong),
+        Row("monotonic", "monotonic, expected", families.monotonic),
+    ],
     "Around it": [
         Row("double_backward", "gradient of a gradient", double_backward),
         Row("eval_dropout", "no dropout in evaluation", core()),
         Row("compile", "one graph for every length (`fullgraph`, `dynamic`)", core(allowed=CAUSAL)),
         Row("onnx", "one ONNX Attention node, opset 23", lambda s: module(s, allowed=CAUSAL)),
+        Row("block", "a Transformer block that takes any kind of attention by name", lambda s: ()),
+        Row("cost", "multiply-adds and memory of a kind at given sizes, and where it pays", lambda s: ()),
         Row("from_torch", "weights of `nn.MultiheadAttention` in and out", module),
         Row("from_transformers", "weights of a transformers layer", lambda s: rotary(s)),
     ],

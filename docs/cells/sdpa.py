@@ -7,6 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from cells.law import CAUSAL, DASH, LENGTH, by_hand, distance_bias, gradient, join, leaf, note, split
+from cells.law_families import ALIGNERS, CHOICE, FUNCTION, LAYERS, STATES, blocks_chosen, choice, keys_chosen
 
 PACKAGE = "torch"
 
@@ -17,6 +18,22 @@ def causal(s):
 
 def boolean_mask(s):
     return sdpa(s.q, s.k, s.v, attn_mask=s.mask)
+
+
+@by_hand(CHOICE)
+def top_keys(s):
+    return boolean_mask(choice(s, keys_chosen))
+
+
+@by_hand(CHOICE)
+def top_blocks(s):
+    return boolean_mask(choice(s, blocks_chosen))
+
+
+@by_hand("memory projected by the user; the scale is 1")
+def luong(s):
+    keys = (s.long @ s.spare[0].T)[:, None]
+    return sdpa(s.x[:, None, :STATES], keys, s.long[:, None], scale=1.0)[:, 0]
 
 
 @by_hand("a mask of every pair")
@@ -176,12 +193,18 @@ MODULE = dict.fromkeys(
     ],
     DASH,
 )
-NO = MODULE | {
-    "talking": "the scores of all heads are nowhere",
-    "eval_dropout": "dropout is applied as it is given, in evaluation too",
-    "lse": "only private operators return it",
-    "explain": "warnings while all kernels but one are switched off",
-}
+NO = (
+    MODULE
+    | FUNCTION
+    | ALIGNERS
+    | dict.fromkeys(LAYERS, DASH)
+    | {
+        "talking": "the scores of all heads are nowhere",
+        "eval_dropout": "dropout is applied as it is given, in evaluation too",
+        "lse": "only private operators return it",
+        "explain": "warnings while all kernels but one are switched off",
+    }
+)
 
 
 @by_hand("scores of every pair")

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from cells.law import CAUSAL, HEADS, LENGTH, WIDTH, by_hand, claim, distance_bias, gradient, join, leaf, note, split
+from cells.law_families import CHOICE, blocks_chosen, choice, keys_chosen
 
 PACKAGE = "torch"
 EYE = dict.fromkeys(("q", "k", "v", "out"), torch.eye(WIDTH))
@@ -32,6 +33,16 @@ def causal(s):
 @note("True = masked; one mask for each sequence and head, (batch * heads, length, length)")
 def boolean_mask(s):
     return run(s, attn_mask=~s.mask.flatten(0, 1))
+
+
+@by_hand(CHOICE)
+def top_keys(s):
+    return boolean_mask(choice(s, keys_chosen))
+
+
+@by_hand(CHOICE)
+def top_blocks(s):
+    return boolean_mask(choice(s, blocks_chosen))
 
 
 @by_hand("a mask of every pair")
@@ -177,6 +188,7 @@ def from_torch(s):
 NO = {
     "value_width": "`vdim` is the width of the input: values of a head are as wide as its keys",
     "free_head_dim": "`embed_dim must be divisible by num_heads`",
+    "block": "`nn.TransformerEncoderLayer` has one kind",
     "sinks": "`add_zero_attn` is a key with score 0, not a sink that learns",
 }
 

@@ -16,9 +16,12 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from cells import transformers_families
 from cells.law import CAUSAL, HEAD_DIM, HEADS, LENGTH, WIDTH, by_hand, gradient, leaf, note, split
+from cells.law_families import CHOICE, blocks_chosen, choice, keys_chosen
 
 PACKAGE = "transformers"
+MORE = transformers_families
 
 
 def config(kernel="sdpa", kind=LlamaConfig, **given):
@@ -47,6 +50,16 @@ def causal(s):
 
 def boolean_mask(s):
     return run(s, mask=s.mask)
+
+
+@by_hand(CHOICE)
+def top_keys(s):
+    return boolean_mask(choice(s, keys_chosen))
+
+
+@by_hand(CHOICE)
+def top_blocks(s):
+    return boolean_mask(choice(s, blocks_chosen))
 
 
 def padding_causal(s):
@@ -360,7 +373,7 @@ def from_transformers(s):
     return turned(s)
 
 
-NO = {
+NO = transformers_families.NO | {
     "output_gate": "not compared: Qwen3-Next's layer has a gate for each number, from its query projection",
     "differential": "not compared: DiffLlama's layer has it",
     "cache_int8": "not compared: through optimum-quanto or HQQ",

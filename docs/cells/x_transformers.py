@@ -7,6 +7,7 @@ from x_transformers.x_transformers import AlibiPositionalBias, Attention, Relati
 
 from cells.law import HEAD_DIM, HEADS, LENGTH, WIDTH, by_hand, gradient, leaf, note, split
 from cells.law import entmax as entmax_of
+from cells.law_families import CHOICE, KEYS, blocks_chosen, choice
 
 PACKAGE = "x-transformers"
 
@@ -32,6 +33,16 @@ def causal(s):
 
 def boolean_mask(s):
     return run(s, mask=s.mask, flash=True)[0]
+
+
+@note("`sparse_topk`, without its flash option")
+def top_keys(s):
+    return run(s, causal=True, sparse_topk=KEYS)[0]
+
+
+@by_hand(CHOICE)
+def top_blocks(s):
+    return boolean_mask(choice(s, blocks_chosen))
 
 
 def padding_causal(s):
@@ -285,6 +296,7 @@ def onnx(s):
 
 NO = {
     "alibi_learned": "its slopes are a buffer",
+    "block": "its blocks have one kind of attention, with options",
     "latent": "not compared: it has latents without a norm, and turns whole heads",
     "rotary_llama3": "scalings: interpolation by a factor, xPos",
     "rotary_yarn": "scalings: interpolation by a factor, xPos",
