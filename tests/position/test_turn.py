@@ -12,6 +12,7 @@ TORCH_WARNS = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWa
 def way(request, monkeypatch):
     """Every way, whatever the size."""
     monkeypatch.setattr("multihead.position.turn._SMALL", 2**40 if request.param == "plain" else -1)
+    monkeypatch.setattr("multihead.position.turn._LEAST", 100 if request.param == "a few tokens at once" else 2**40)
     monkeypatch.setattr("multihead.position.turn._AT_ONCE", 100 if request.param == "a few tokens at once" else 2**40)
     return request.param
 

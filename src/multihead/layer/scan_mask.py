@@ -65,7 +65,7 @@ def refused(what: str) -> MultiheadError:
         asked="linear attention, whose heads see earlier tokens only as one sum: causal(), padding(keep), "
         "document(ids) with causal(), or None",
         arrived=what[:200],
-        remedy="keep to these, or let softmax heads have it: MultiHeadAttention, or HeadGroup(...) without LinearScoring",
+        remedy="keep to these, or let softmax heads have it: MultiHeadAttention, HeadGroup(...) with no LinearScoring",
     )
 
 

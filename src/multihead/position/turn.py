@@ -8,6 +8,8 @@ from torch import Tensor
 
 _AT_ONCE = 2**18
 """Numbers turned at once where there are more: what is made in between stays small, and in the cache of a core."""
+_LEAST = 2**13
+"""Numbers not worth cutting further."""
 _SMALL = 2**17
 """Numbers up to which memory is no matter, and the plain formula the fastest."""
 
@@ -26,10 +28,12 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
     """
     wide = torch.promote_types(x.dtype, cos.dtype)
     cos, sin = cos.to(wide), sin.to(wide)
-    if x.numel() <= _SMALL or torch.compiler.is_compiling() or cos.requires_grad or sin.requires_grad:
+    trained = torch.is_grad_enabled() and x.requires_grad
+    small = x.numel() <= _SMALL and (trained or x.dtype == wide)
+    if small or torch.compiler.is_compiling() or cos.requires_grad or sin.requires_grad:
         # In a graph nothing is gained by writing in place.
         return _formula(x.to(wide), cos, sin, halves=halves).to(x.dtype)
-    if torch.is_grad_enabled() and x.requires_grad:
+    if trained:
         return cast(Tensor, _Turn.apply(x, cos, sin, halves))
     return _turned(x, cos, sin, halves=halves)
 
@@ -76,7 +80,9 @@ def _formula(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
     batch, heads, length, width = x.shape
-    rows = max(_AT_ONCE // max(batch * heads * width, 1), 1)
+    # What has to be widened is widened a quarter at most.
+    at_once = _AT_ONCE if x.dtype == cos.dtype else min(_AT_ONCE, max(x.numel() // 4, _LEAST))
+    rows = max(at_once // max(batch * heads * width, 1), 1)
     if length <= rows:
         return _in_place(x.to(cos.dtype), cos, sin, halves=halves).to(x.dtype)
     out = torch.empty_like(x)
