@@ -73,7 +73,10 @@ def watching(
     Modules that compute attention by themselves are looked at while they run: `Call.kernel` then ends in `(fallback)`.
     Where their scores are a product of queries and keys, scaled and added to, the problem holds these; where they are
     not (disentangled terms of DeBERTa), queries and keys have head_dim 0 and the bias holds the scores. What cannot be
-    told, such as attention in blocks, is listed with its reason in `Watched.unseen`. `nn.TransformerEncoder` in
+    told, such as attention in blocks, is listed with its reason in `Watched.unseen`. Linear heads beside softmax heads
+    are listed there too: they count (`Call.first_head`) and have columns of the projection, but no weights.
+    `NativeSparseAttention` makes three calls of the same heads, one a branch; `LSHAttention` computes from all pairs
+    while it is watched, the same but for rounding. `nn.TransformerEncoder` in
     inference has a fast path that no one can look into: it gives the outputs, and torch's slow path runs beside it.
 
     Everything is put back when the context closes, also after an exception. Watches may be nested, and several models

@@ -1,7 +1,7 @@
 """Linear attention one chunk after the other, in place: where nothing asks for gradients, and no channel decays alone.
 
-A chunk of all heads fits into a processor's cache with all that is made of it, so nothing but the outputs is as large as
-the input.
+A chunk of all heads fits into a processor's cache with all that is made of it: only the outputs are as large as the
+input.
 """
 
 from dataclasses import dataclass
