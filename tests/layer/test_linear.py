@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from multihead.error import MultiheadError
-from multihead.layer import GatedLinearAttention, LinearAttention, LinearScoring, SwishGate, retention_decay
+from multihead.layer import (
+    GatedDeltaNet,
+    GatedLinearAttention,
+    LinearAttention,
+    LinearScoring,
+    SwishGate,
+    retention_decay,
+)
 from multihead.pattern import causal, document, everything, padding, prefix, sliding_window
 from multihead.position import ALiBi, DynamicNTK, Rotary, alibi_slopes
 from multihead.scan import EluPlusOne, Favor, Identity
@@ -236,3 +243,20 @@ def test_they_say_what_they_are():
     assert "head_dim=2" in repr(GatedLinearAttention(16, 4))
     assert LinearAttention.SUPPORT.cross
     assert not GatedLinearAttention.SUPPORT.bidirectional
+
+
+@pytest.mark.parametrize("kind", [LinearAttention, GatedLinearAttention, GatedDeltaNet])
+def test_a_state_keeps_no_larger_tensor_alive(kind):
+    """After a long text as after one token: neither the states of its chunks nor its whole input."""
+    layer, sizes = kind(16, 2), []
+    with torch.no_grad():
+        for length in (1, 200):
+            cache = layer.cache(batch=1)
+            layer(torch.randn(1, length, 16), mask=causal(), cache=cache)
+            held = sum(part.nbytes for part in cache._rows.parts)
+            assert cache.nbytes == held
+            sizes.append(held)
+            layer(torch.randn(1, length, 16), mask=causal(), cache=cache)
+            # That of before the last call is held as well: the cache can be cut to it.
+            assert cache.nbytes == 2 * held
+    assert sizes[0] == sizes[1]

@@ -1,5 +1,6 @@
 import copy
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from multihead.attend import Softmax
 from multihead.error import MultiheadError
 from multihead.hooks import watching
 from multihead.layer import (
+    Block,
     HeadGroup,
     LinearScoring,
     MultiHeadAttention,
@@ -216,3 +218,14 @@ def test_what_does_not_fit_is_refused(use, told):
 
 def mixed(linear=None):
     return MultiHeadAttention(16, [HeadGroup(2, 4), HeadGroup(2, 4, scoring=linear or LinearScoring())])
+
+
+def test_a_layout_with_linear_heads_takes_not_every_pattern():
+    plain, mixed = HeadGroup(2, 4), HeadGroup(2, 4, scoring=LinearScoring())
+    assert MultiHeadAttention(12, [plain, plain]).support == MultiHeadAttention.SUPPORT
+    layer = MultiHeadAttention(12, [plain, mixed])
+    assert layer.support == replace(MultiHeadAttention.SUPPORT, patterns=False)
+    assert not Block(12, layer).support.patterns
+    assert Block(12, layer).support.cached
+    with pytest.raises(MultiheadError, match="see earlier tokens only as one sum"):
+        layer(torch.randn(1, 5, 12), mask=sliding_window(2))

@@ -44,6 +44,7 @@ class _Seams:
                 if not self._attending[module]:
                     # A method, not a closure: a deep copy of the module then gets it bound to the copy.
                     vars(module)["attend"] = types.MethodType(_attend, module)
+                    vars(module)["heads_made"] = types.MethodType(_heads_made, module)
                 self._attending[module] += 1
             TAPS.all = (*TAPS.all, tap)
 
@@ -54,7 +55,7 @@ class _Seams:
             for module in own:
                 self._attending[module] -= 1
                 if not self._attending[module]:
-                    del self._attending[module], vars(module)["attend"]
+                    del self._attending[module], vars(module)["attend"], vars(module)["heads_made"]
             if not TAPS.all:
                 self._restore()
 
@@ -152,4 +153,16 @@ def _attend(self: Attends, problem: Problem) -> Tensor:
     output = gated(taps, self, turned)
     for tap in taps:
         tap.end(self, problem, output)
+    return plain if output is turned else output.transpose(1, 2)
+
+
+def _heads_made(self: Attends, plain: Tensor) -> Tensor:
+    """`MultiHeadAttention.heads_made` of a watched module: (batch, heads, q_len, v_head_dim)."""
+    taps = TAPS.of(self)
+    for tap in taps:
+        tap.begin(self)
+    turned = plain.transpose(1, 2)
+    output = gated(taps, self, turned)
+    for tap in taps:
+        tap.made(self, output)
     return plain if output is turned else output.transpose(1, 2)

@@ -110,6 +110,9 @@ class Tap:
     def end(self, module: nn.Module, call: KernelCall | OwnCall | Problem, output: Tensor) -> None:
         """The call has run, and every gate has acted on its output."""
 
+    def made(self, module: nn.Module, output: Tensor) -> None:
+        """Heads without scores have been made, and every gate has acted on them: no `end` follows."""
+
     def again(self, module: nn.Module) -> None:
         """The attention call about to be told is another layer of a module that has several in one call."""
 

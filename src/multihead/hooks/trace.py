@@ -17,7 +17,7 @@ from multihead.hooks.address import CROSS, name_stacks
 from multihead.hooks.call import Site, Tokens
 from multihead.hooks.fallback import sheltered
 from multihead.hooks.locate import crosses, find_attention, find_fallback, innermost
-from multihead.layer import Attends, LinearScoring, MultiHeadAttention
+from multihead.layer import Attends, MultiHeadAttention
 
 # transformers calls it `cache` from 5.24 on.
 CACHES = ("cache", "past_key_values")
@@ -146,9 +146,7 @@ class Trace:
     def heads_before(self, module: nn.Module) -> int:
         """How many heads of its layer come before those of the call at hand: a mixed layer makes one for each group."""
         groups = module.groups if isinstance(module, MultiHeadAttention) else ()
-        # Linear heads make no call that could be seen, but they count.
-        seen = [place for place, group in enumerate(groups) if not isinstance(group.scoring, LinearScoring)]
-        place = seen[(self._pass.calls[id(module)] - 1) % len(seen)] if seen else 0
+        place = (self._pass.calls[id(module)] - 1) % len(groups) if groups else 0
         return sum(group.heads for group in groups[:place])
 
     def most_visits(self, module: nn.Module) -> int:

@@ -27,6 +27,10 @@ _UNUSED = (
     "none"
 )
 
+_LINEAR = (
+    "its linear heads see earlier tokens as one sum: they have no weights that could be told; other heads are told"
+)
+
 
 class Watched:
     """A model under watch."""
@@ -69,7 +73,10 @@ def watching(
     Modules that compute attention by themselves are looked at while they run: `Call.kernel` then ends in `(fallback)`.
     Where their scores are a product of queries and keys, scaled and added to, the problem holds these; where they are
     not (disentangled terms of DeBERTa), queries and keys have head_dim 0 and the bias holds the scores. What cannot be
-    told, such as attention in blocks, is listed with its reason in `Watched.unseen`. `nn.TransformerEncoder` in
+    told, such as attention in blocks, is listed with its reason in `Watched.unseen`. Linear heads beside softmax heads
+    are listed there too: they count (`Call.first_head`) and have columns of the projection, but no weights.
+    `NativeSparseAttention` makes three calls of the same heads, one a branch; `LSHAttention` computes from all pairs
+    while it is watched, the same but for rounding. `nn.TransformerEncoder` in
     inference has a fast path that no one can look into: it gives the outputs, and torch's slow path runs beside it.
 
     Everything is put back when the context closes, also after an exception. Watches may be nested, and several models
@@ -143,10 +150,27 @@ class _Pending:
         return turned
 
 
+@dataclass(slots=True, kw_only=True)
+class _Untold:
+    """Heads without scores that wait with the others of their layer: the projection has columns of them too."""
+
+    site: Site
+    output: Tensor
+
+    @property
+    def width(self) -> int:
+        """Numbers of its heads, joined."""
+        return self.output.shape[-2] * self.output.shape[-1]
+
+    def is_fed(self, given: Tensor) -> bool:
+        """Whether a tensor is its heads, joined."""
+        return _is_like(given, self.output) and _is_same(given, self.output)
+
+
 class _Local(threading.local):
     def __init__(self) -> None:
         # More than one where a layer has heads of several kinds: they wait for each other.
-        self.pending: list[_Pending] = []
+        self.pending: list[_Pending | _Untold] = []
 
 
 class _Watcher(Tap):
@@ -205,6 +229,11 @@ class _Watcher(Tap):
         )
         self._local.pending.append(pending)
 
+    def made(self, module: nn.Module, output: Tensor) -> None:
+        site = self.trace.site(module)
+        self._local.pending.append(_Untold(site=site, output=output))
+        self.watched.refuse(site.module, _LINEAR)
+
     def fed(self, given: Tensor, weight: Tensor) -> None:
         if _are_fed(self._local.pending, given):
             self._tell(Projection(weight=weight))
@@ -251,6 +280,8 @@ class _Watcher(Tap):
     def _tell(self, projection: Projection) -> None:
         every, self._local.pending = self._local.pending, []
         for pending, own in zip(every, _dealt(projection, [one.width for one in every]), strict=True):
+            if isinstance(pending, _Untold):
+                continue
             self.watched.see(pending.site)
             self._on_call(
                 Call(
@@ -287,7 +318,7 @@ def _untold(module: nn.Module, call: int) -> str:
     return ""
 
 
-def _are_fed(pending: Sequence[_Pending], given: Tensor) -> bool:
+def _are_fed(pending: Sequence[_Pending | _Untold], given: Tensor) -> bool:
     """Whether a tensor is all heads of a layer, joined: of one call, or of one after another."""
     if len(pending) < 2:
         return bool(pending) and pending[0].is_fed(given)

@@ -1,6 +1,7 @@
 """The module: projections, heads, concatenation, output projection."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import repeat
 from typing import ClassVar, cast
 
@@ -285,6 +286,12 @@ class MultiHeadAttention(Attends):
             raise
         return self.out_proj(joined)
 
+    @property
+    def support(self) -> Support:
+        """What this layout can be asked for: `SUPPORT`, but for linear heads not any pattern."""
+        linear = any(isinstance(group.scoring, LinearScoring) for group in self.groups)
+        return replace(self.SUPPORT, patterns=False) if linear else self.SUPPORT
+
     def extra_repr(self) -> str:
         """Sizes for `print(model)`."""
         if len(self.groups) > 1:
@@ -309,7 +316,7 @@ class MultiHeadAttention(Attends):
         joined: list[Tensor] = []
         for place, (part, qkv) in enumerate(zip(self._parts, self._projected(call), strict=True)):
             if part.linear is not None:
-                heads = linear_heads(call, place, part.linear, qkv, positions)
+                heads = self.without_scores(linear_heads(call, place, part.linear, qkv, positions))
                 joined.append(part.gated(call.query, heads.transpose(1, 2)).flatten(2))
                 continue
             q, k, v, first = placed(call, (place, part), qkv, positions)

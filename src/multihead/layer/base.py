@@ -44,6 +44,20 @@ class Attends(nn.Module):
         """The heads of one call and group, before they are joined."""
         return choose(problem, self.backend).run(problem)[0]
 
+    def heads_made(self, heads: Float[Tensor, "batch heads q_len v_head_dim"]) -> Tensor:
+        """Heads that no problem tells of, as linear ones: where they are gated and replaced. They go on as they are."""
+        return heads
+
+    def without_scores(self, heads: Tensor) -> Tensor:
+        """Heads of a group through `heads_made`, around which a graph is cut where somebody looks."""
+        _ = self.heads_made  # as in `attended`
+        if "heads_made" not in vars(self):
+            return heads
+        seen: Callable[..., Tensor] = self.heads_made
+        if torch.compiler.is_compiling():
+            seen = cast(Callable[..., Tensor], torch.compiler.disable(seen))
+        return seen(heads)
+
     def attended(self, qkv: tuple[Tensor, Tensor, Tensor], options: Options) -> Tensor:
         """The heads of a call, through `attend`, or as one operator where a graph is made of it.
 

@@ -328,7 +328,7 @@ def _support_of(attention: str | nn.Module) -> Support:
     """What a kind of attention can be asked for; a module that does not say it is taken to be able to do all."""
     if isinstance(attention, str):
         return find_family(attention).support
-    told = getattr(attention, "SUPPORT", None)
+    told = getattr(attention, "support", getattr(attention, "SUPPORT", None))
     return told if isinstance(told, Support) else Support()
 
 

@@ -81,11 +81,12 @@ class LinearPart(nn.Module):
         start = 0 if before is None else before[1]
         phi, normalise = self.features, self.options.normalise
         q, k = self._turned(phi.queries(q), start), self._turned(phi.keys(k), start)
+        q = q if self.scale == 1 else q * self.scale
         if not order.causal:
             self._check_all_seen(cached=before is not None)
-            return linear_attention_full(q * self.scale, k, v, normalise=normalise, valid=order.valid), None
+            return linear_attention_full(q, k, v, normalise=normalise, valid=order.valid), None
         made = linear_attention(
-            q * self.scale,
+            q,
             k,
             v,
             log_decay=self._log_decay(v),

@@ -1,7 +1,8 @@
 """Attention of tokens to those that hash alike: the Reformer's, in O(n log n)."""
 
+from collections.abc import Callable
 from types import NoneType
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from jaxtyping import Float
@@ -163,13 +164,11 @@ class LSHAttention(Attends):
         if cache is not None:
             _check_causal(told)
         qk, v = (made(query).unflatten(2, (self.heads, -1)).transpose(1, 2) for made in (self.qk_proj, self.v_proj))
-        with kept(cache):
-            if not query.numel():
-                heads = v
-            elif cache is None:
-                heads = self._at_once(qk, v, told, self._hash(qk, told, rotations))
-            else:
-                heads = self._further(qk, v, told, cache)
+        run: Callable[..., Tensor] = self._found
+        if torch.compiler.is_compiling():
+            # Who meets whom depends on numbers: a compiled graph is cut around it, once.
+            run = cast(Callable[..., Tensor], torch.compiler.disable(run))
+        heads = run(qk, v, told, rotations, cache)
         return self.out_proj(heads.transpose(1, 2).flatten(2))
 
     def widths(self) -> dict[str, int]:
@@ -180,6 +179,17 @@ class LSHAttention(Attends):
         """Sizes for `print(model)`."""
         shown = f"{self.embed_dim}, heads={self.heads}, head_dim={self.head_dim}, {self.buckets}"
         return shown + (f", dropout={self.dropout:g}" if self.dropout else "")
+
+    def _found(
+        self, qk: Tensor, v: Tensor, told: PlainMask, rotations: Tensor | None, cache: LSHCache | None
+    ) -> Tensor:
+        """The heads, (batch, heads, length, head_dim); tokens go into the cache."""
+        if not qk.numel():
+            return v
+        with kept(cache):
+            if cache is not None:
+                return self._further(qk, v, told, cache)
+            return self._at_once(qk, v, told, self._hash(qk, told, rotations))
 
     def _at_once(self, qk: Tensor, v: Tensor, told: PlainMask, buckets: Tensor) -> Tensor:
         """The heads of a whole text, (batch, heads, length, head_dim)."""

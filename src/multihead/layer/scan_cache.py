@@ -1,8 +1,8 @@
 """States of earlier tokens: what a module of linear attention keeps in place of keys and values."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast, runtime_checkable
 from weakref import ReferenceType, ref
 
 import torch
@@ -15,7 +15,7 @@ from multihead.pattern.check import whole
 
 @runtime_checkable
 class Selectable(Protocol):
-    """A state, whatever is in it."""
+    """A state, whatever is in it: a dataclass of tensors, and of states."""
 
     def select(self, rows: Tensor) -> "Selectable":
         """Rows of the batch."""
@@ -44,13 +44,15 @@ class StateRows:
 
     @property
     def nbytes(self) -> int:
-        """Memory held."""
-        return sum(part.untyped_storage().nbytes() for part in self.parts)
+        """Memory held, that of the state before the last call included."""
+        before = None if self._before is None else self._before[0]
+        storages = [part.untyped_storage() for part in (*self.parts, *_tensors(before))]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def put(self, state: Selectable, count: int) -> None:
         """Go on by `count` tokens."""
         self._before = (self.state, self.length)
-        self.state, self.length = state, self.length + count
+        self.state, self.length = _by_itself(state), self.length + count
 
     def check_room(self, count: int) -> None:
         """There always is."""
@@ -194,9 +196,28 @@ def check_cache(cache: object) -> None:
     check_kinds({"cache": cache}, (StateCache, type(None)), "layer.cache(batch=...), or None")
 
 
+def _by_itself(state: Selectable) -> Selectable:
+    """A state that keeps no larger tensor alive, such as the states of all chunks of a text or its whole input."""
+    if torch.compiler.is_compiling():
+        # A graph's outputs have memory of their own.
+        return state
+    fields: dict[str, object] = {name: getattr(state, name) for name in _names(state)}
+    own = {name: value for name, part in fields.items() if (value := _own(part)) is not part}
+    return replace(cast(Any, state), **own) if own else state
+
+
+def _own(part: object) -> object:
+    if isinstance(part, Tensor):
+        return part if part.untyped_storage().nbytes() == part.nbytes else part.clone()
+    return _by_itself(cast(Selectable, part)) if _names(part) else part
+
+
+def _names(state: object) -> tuple[str, ...]:
+    return tuple(getattr(type(state), "__dataclass_fields__", {}))
+
+
 def _tensors(state: object) -> list[Tensor]:
     """The tensors in a state, one within another."""
     if isinstance(state, Tensor):
         return [state]
-    fields: dict[str, object] = getattr(type(state), "__dataclass_fields__", {})
-    return [found for name in fields for found in _tensors(getattr(state, name))]
+    return [found for name in _names(state) for found in _tensors(getattr(state, name))]

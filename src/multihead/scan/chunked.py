@@ -1,7 +1,8 @@
 """Both scans in chunks: within a chunk by products of matrices, from chunk to chunk by states."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, repeat
 
 import torch
 from torch import Tensor
@@ -16,15 +17,16 @@ _AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prepared:
-    """A scan's input in float32 or wider, with padding taken out.
+    """A scan's input.
 
     Args:
         q: (batch, states, group, length, head_dim): the queries that read one state.
-        k: (batch, states, length, head_dim).
-        v: (batch, states, length, v_head_dim).
+        k: (batch, states, length, head_dim); of the whole input (batch, kv_heads, ...).
+        v: (batch, states, length, v_head_dim); likewise.
         logs: Log decays (1 | batch, states, 1 | length) or (batch, states, length, head_dim), at least `floor_of`;
             None for none. A length of 1 stands for all tokens alike.
-        beta: (batch, states, length), of the delta rule.
+        beta: (batch, states, length), of the delta rule; of the whole input of so many heads as were given.
+        valid: True = a real token, (batch, length); None where all are.
     """
 
     q: Tensor
@@ -32,22 +34,48 @@ class Prepared:
     v: Tensor
     logs: Tensor | None
     beta: Tensor | None = None
+    valid: Tensor | None = None
 
     @property
     def length(self) -> int:
         """Tokens."""
         return self.k.shape[2]
 
-    def part(self, start: int, stop: int) -> "Prepared":
-        """Some of the tokens."""
-        logs = self.logs
-        return Prepared(
-            q=self.q[:, :, :, start:stop],
-            k=self.k[:, :, start:stop],
-            v=self.v[:, :, start:stop],
-            logs=logs if logs is None or (logs.shape[2] == 1 and self.length != 1) else logs[:, :, start:stop],
-            beta=None if self.beta is None else self.beta[:, :, start:stop],
+    @property
+    def dtype(self) -> torch.dtype:
+        """What is computed in: float32 or wider."""
+        return torch.promote_types(self.q.dtype, torch.float32)
+
+    def whole(self) -> "Prepared":
+        """All tokens: in `dtype`, keys for each state, padding taken out. What is so already is not copied."""
+        states, dtype = self.q.shape[1], self.dtype
+        k, v = (_repeated(x, states).to(dtype) for x in (self.k, self.v))
+        if self.valid is not None:
+            padding = ~self.valid[:, None, :, None]
+            # Both: what stands in padding may be anything, and 0 * inf is no 0.
+            k, v = k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)
+        beta = None if self.beta is None else _repeated(self.beta, states).to(dtype)
+        return Prepared(q=self.q.to(dtype), k=k, v=v, logs=self.logs, beta=beta)
+
+    def parts(self, sizes: Sequence[int]) -> Iterator["Prepared"]:
+        """So many tokens after so many, each as `whole` gives them, when they are asked for."""
+        if len(sizes) == 1:
+            yield self.whole()
+            return
+        # Not slice by slice: each would have a gradient as long as the whole.
+        alike = self.logs is None or self.logs.shape[2] == 1
+        given = (
+            (self.q, 3),
+            (self.k, 2),
+            (self.v, 2),
+            (None if alike else self.logs, 2),
+            (self.beta, 2),
+            (self.valid, 1),
         )
+        several = [repeat(None) if x is None else x.split(list(sizes), dim) for x, dim in given]
+        for _, q, k, v, logs, beta, valid in zip(sizes, *several, strict=False):
+            logs = self.logs if alike else logs
+            yield Prepared(q=q, k=k, v=v, logs=logs, beta=beta, valid=valid).whole()
 
 
 def prepared(
@@ -64,17 +92,13 @@ def prepared(
     dtype = torch.promote_types(q.dtype, torch.float32)
     given = [1 if log_decay is None else log_decay.shape[min(log_decay.ndim - 1, 1)]]
     states = max(k.shape[1], *given, 1 if beta is None else beta.shape[1])
-    k, v = (_repeated(x, states).to(dtype) for x in (k, v))
-    if valid is not None:
-        padding = ~valid[:, None, :, None]
-        # Both: what stands in padding may be anything, and 0 * inf is no 0.
-        k, v = k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)
     return Prepared(
-        q=q.to(dtype).unflatten(1, (states, q.shape[1] // states)),
+        q=q.unflatten(1, (states, q.shape[1] // states)),
         k=k,
         v=v,
-        logs=_logs(log_decay, reset, (states, k.shape[2]), k),
-        beta=None if beta is None else _repeated(beta, states).to(dtype),
+        logs=_logs(log_decay, reset, (states, k.shape[2]), q.new_empty((), dtype=dtype)),
+        beta=beta,
+        valid=valid,
     )
 
 
@@ -93,7 +117,7 @@ def linear(
         (batch, states, group, length, v_head_dim) and the state after the last token.
     """
     outs: list[Tensor] = []
-    for part, count in _split(given, CHUNK if chunk is None else chunk):
+    for part, count in _stretches(given, CHUNK if chunk is None else chunk):
         out, state = _linear(part, state, count, normalise=normalise)
         outs.append(out)
     return (outs[0] if len(outs) == 1 else torch.cat(outs, 3)), state
@@ -124,6 +148,7 @@ def linear_step(
     given: Prepared, state: tuple[Tensor, Tensor | None], *, normalise: bool
 ) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
     """`linear` for one token."""
+    given = given.whole()
     q, k, v = given.q[:, :, :, 0], given.k, given.v
     memory, mass = state
     kept = _kept(given)
@@ -132,7 +157,7 @@ def linear_step(
     if normalise:
         assert mass is not None
         mass = (mass if kept is None else kept[..., 0] * mass) + k[:, :, 0]
-        out = divided(out, q @ mass[..., None])
+        out = divided(out, q @ mass[:, :, None].mT)
     return out[:, :, :, None], (memory, mass)
 
 
@@ -151,7 +176,7 @@ def delta(given: Prepared, memory: Tensor, *, chunk: int | None = None) -> tuple
         (batch, states, group, length, v_head_dim) and the state after the last token.
     """
     outs: list[Tensor] = []
-    for part, count in _split(given, CHUNK if chunk is None else chunk):
+    for part, count in _stretches(given, CHUNK if chunk is None else chunk):
         out, memory = _delta(part, memory, count)
         outs.append(out)
     return (outs[0] if len(outs) == 1 else torch.cat(outs, 3)), memory
@@ -183,6 +208,7 @@ def _delta(given: Prepared, memory: Tensor, count: int) -> tuple[Tensor, Tensor]
 
 def delta_step(given: Prepared, memory: Tensor) -> tuple[Tensor, Tensor]:
     """`delta` for one token."""
+    given = given.whole()
     assert given.beta is not None
     kept = _kept(given)
     memory = memory if kept is None else kept * memory
@@ -190,17 +216,16 @@ def delta_step(given: Prepared, memory: Tensor) -> tuple[Tensor, Tensor]:
     return (given.q[:, :, :, 0] @ memory)[:, :, :, None], memory
 
 
-def _split(given: Prepared, chunk: int) -> list[tuple[Prepared, int]]:
-    """Stretches of whole chunks, and what is left over as a shorter one: nothing is padded."""
-    whole = given.length // chunk
-    batch, states = given.k.shape[:2]
+def _stretches(given: Prepared, chunk: int) -> Iterator[tuple[Prepared, int]]:
+    """Stretches of so many whole chunks, and what is left over as a shorter one: nothing is padded."""
+    whole, rest = divmod(given.length, chunk)
+    batch, states = given.q.shape[:2]
     # A graph gets one stretch, whatever the length.
     stretch = max(1, whole if torch.compiler.is_compiling() else _AT_ONCE // max(1, batch * states))
-    if 0 < whole <= stretch and whole * chunk == given.length:
-        return [(given, whole)]
     edges = [*range(0, whole, stretch), whole]
-    parts = [(given.part(a * chunk, b * chunk), b - a) for a, b in pairwise(edges)]
-    return parts if whole * chunk == given.length else [*parts, (given.part(whole * chunk, given.length), 1)]
+    counts = [b - a for a, b in pairwise(edges)] + [1] * (rest > 0)
+    sizes = [b * chunk - a * chunk for a, b in pairwise(edges)] + [rest] * (rest > 0)
+    yield from zip(given.parts(sizes), counts, strict=True)
 
 
 def _cut(given: Prepared, count: int) -> tuple[Tensor, Tensor, Tensor, Sums | None]:

@@ -60,15 +60,20 @@ def scores(q: Tensor, k: Tensor, sums: Sums | None) -> Tensor:
     Returns:
         (..., group, chunk, chunk).
     """
-    chunk = k.shape[-2]
     if sums is not None and sums.high.shape[-1] == k.shape[-1] and sums.high.ndim == k.ndim:
         return _by_channel(q, k, sums)
     products = (q.flatten(-3, -2) @ k.mT).unflatten(-2, q.shape[-3:-1])
     if sums is None:
         return products.tril()
-    later = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
+    return products * shares(sums)[..., None, :, :]
+
+
+def shares(sums: Sums) -> Tensor:
+    """What is left from token j to token i of a chunk, 0 for later ones: (..., chunk, chunk) of sums (..., chunk)."""
+    chunk = sums.high.shape[-1]
+    later = torch.ones(chunk, chunk, dtype=torch.bool, device=sums.high.device).triu(1)
     logs = sums.at(slice(None), None).since(sums.at(None, slice(None)))
-    return products * logs.masked_fill(later, -torch.inf).exp()[..., None, :, :]
+    return logs.masked_fill(later, -torch.inf).exp()
 
 
 def _by_channel(q: Tensor, k: Tensor, sums: Sums) -> Tensor:

@@ -9,9 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multihead.error import MultiheadError, check_kinds, kind_and_text
+from multihead.scan.followed import unfollowed
 
 # The largest exponent of a key's feature: its square, summed over a million keys, is far from the end of float32.
 _LARGEST = 30.0
+# Numbers that are made together where nothing follows them: as many as a processor's cache holds.
+_STRETCH = 1 << 16
 
 
 @runtime_checkable
@@ -44,6 +47,8 @@ class EluPlusOne:
 
     def keys(self, x: Float[Tensor, "*batch head_dim"]) -> Float[Tensor, "*batch head_dim"]:
         """Features of keys."""
+        if x.ndim > 1 and unfollowed(x):
+            return _in_stretches(x)
         return x.clamp(max=0.0).exp() + x.relu()
 
 
@@ -153,6 +158,16 @@ class Drawn:
 
     def _features(self, exponents: Tensor, x: Tensor) -> Tensor:
         return (exponents.exp() * exponents.shape[-1] ** -0.5).to(x.dtype)
+
+
+def _in_stretches(x: Tensor) -> Tensor:
+    """`elu(x) + 1`, some tokens after the others: what lies between stays in the processor's cache."""
+    made = torch.empty_like(x)
+    tokens = max(1, _STRETCH * x.shape[-2] // max(1, x.numel()))
+    for given, put in zip(x.split(tokens, -2), made.split(tokens, -2), strict=True):
+        torch.clamp(given, max=0.0, out=put)
+        put.exp_().add_(given.relu())
+    return made
 
 
 def haar(square: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch d d"]:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from multihead.scan import chunked
+from multihead.scan import chunked, running
 from multihead.scan.check import check_beta, check_decay, check_flags, check_inputs, check_mass, check_state
 from multihead.scan.state import DeltaState, LinearState, Scanned
 
@@ -64,16 +64,19 @@ def linear_attention(
     check_decay(log_decay, q, k)
     check_flags(q, {"reset": reset, "valid": valid}, q.shape[2])
     given = chunked.prepared(q, k, v, log_decay=log_decay, reset=reset, valid=valid)
-    batch, states, _, head_dim = given.k.shape
+    batch, states, _, _, head_dim = given.q.shape
     check_state(state, LinearState, (batch, states, head_dim, v.shape[3]), q)
     check_mass(state, normalise=normalise)
     if state is None:
-        mass = given.k.new_zeros(batch, states, head_dim) if normalise else None
-        state = LinearState(memory=given.k.new_zeros(batch, states, head_dim, v.shape[3]), mass=mass)
+        mass = q.new_zeros(batch, states, head_dim, dtype=given.dtype) if normalise else None
+        memory = q.new_zeros(batch, states, head_dim, v.shape[3], dtype=given.dtype)
+        state = LinearState(memory=memory, mass=mass)
     if not given.length:
         return Scanned(out=q.new_zeros(*q.shape[:3], v.shape[3]), state=state)
-    run: Any = chunked.linear_step if given.length == 1 else chunked.linear
-    out, (memory, mass) = run(given, (state.memory, state.mass), normalise=normalise)
+    many: Any = running.linear if running.suits(given, state.memory, state.mass) else chunked.linear
+    run: Any = chunked.linear_step if given.length == 1 else many
+    with _wide(q):
+        out, (memory, mass) = run(given, (state.memory, state.mass), normalise=normalise)
     return Scanned(out=_told(out, q, valid), state=LinearState(memory=memory, mass=mass))
 
 
@@ -127,12 +130,14 @@ def delta_rule(
     check_beta(beta, q, k)
     check_flags(q, {"reset": reset, "valid": valid}, q.shape[2])
     given = chunked.prepared(q, k, v, beta=beta, log_decay=log_decay, reset=reset, valid=valid)
-    batch, states, _, head_dim = given.k.shape
+    batch, states, _, _, head_dim = given.q.shape
     check_state(state, DeltaState, (batch, states, head_dim, v.shape[3]), q)
-    memory = given.k.new_zeros(batch, states, head_dim, v.shape[3]) if state is None else state.memory
+    if state is None:
+        state = DeltaState(memory=q.new_zeros(batch, states, head_dim, v.shape[3], dtype=given.dtype))
     if not given.length:
-        return Scanned(out=q.new_zeros(*q.shape[:3], v.shape[3]), state=DeltaState(memory=memory))
-    out, memory = (chunked.delta_step if given.length == 1 else chunked.delta)(given, memory)
+        return Scanned(out=q.new_zeros(*q.shape[:3], v.shape[3]), state=state)
+    with _wide(q):
+        out, memory = (chunked.delta_step if given.length == 1 else chunked.delta)(given, state.memory)
     return Scanned(out=_told(out, q, valid), state=DeltaState(memory=memory))
 
 
@@ -168,12 +173,18 @@ def linear_attention_full(
     """
     check_inputs(q, k, v, same_length=False)
     check_flags(q, {"valid": valid}, k.shape[2])
-    given = chunked.prepared(q, k, v, valid=valid)
+    given = chunked.prepared(q, k, v, valid=valid).whole()
     rows = given.q.flatten(2, 3)
-    out = rows @ (given.k.mT @ given.v)
-    if normalise:
-        out = chunked.divided(out, rows @ given.k.sum(2)[..., None])
+    with _wide(q):
+        out = rows @ (given.k.mT @ given.v)
+        if normalise:
+            out = chunked.divided(out, rows @ given.k.sum(2, keepdim=True).mT)
     return out.unflatten(2, given.q.shape[2:4]).flatten(1, 2).to(q.dtype)
+
+
+def _wide(like: Tensor) -> torch.autocast:
+    """No autocast within: sums over a whole text would be rounded as they grow, and states are wide."""
+    return torch.autocast(like.device.type, enabled=False)
 
 
 def _told(out: Tensor, q: Tensor, valid: Tensor | None) -> Tensor:
