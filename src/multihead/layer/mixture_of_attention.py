@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from multihead.error import check_kinds
 from multihead.layer.base import Attends, Options
 from multihead.layer.cache import AttentionCache, Full, Kind
 from multihead.layer.call import Call, Where, check_visible
@@ -84,6 +85,7 @@ class MoAAttention(Attends):
     ) -> None:
         super().__init__(dropout=dropout, backend=backend)
         check_counts({"embed_dim": embed_dim})
+        check_kinds({"bias": bias}, (bool,), "True or False")
         self.expert = check_uniform(one_group(heads, embed_dim), "MoAAttention: an expert differs by token")
         self.router = Router(embed_dim, experts, chosen=chosen)
         count, kv_heads, head_dim, v_head_dim = self.expert.sizes
