@@ -7,9 +7,11 @@ from multihead.attend.selector import Buckets, Indexer, TopBlocks, TopKeys
 from multihead.error import MultiheadError
 from multihead.layer import (
     GatedCrossAttention,
+    GatedDeltaNet,
     GatedLinearAttention,
     HeadGroup,
     LatentAttention,
+    LinearAttention,
     LinearScoring,
     LSHAttention,
     MoAAttention,
@@ -20,7 +22,7 @@ from multihead.layer import (
     retention_decay,
 )
 from multihead.layer.latent import Latent
-from multihead.pattern import causal, padding
+from multihead.pattern import causal, document, padding
 
 NAN, INF = float("nan"), float("inf")
 
@@ -83,3 +85,30 @@ def test_what_stands_in_padding_is_nothing_to_gated_linear_attention(junk, rando
     assert all(p.grad.isfinite().all() for p in layer.parameters())
     assert given.grad.isfinite().all()
     assert given.grad[~keep].eq(0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.bool])
+def test_tokens_of_another_dtype_than_the_weights_are_told_so(dtype):
+    with pytest.raises(MultiheadError, match="dtype and on the device of the weights"):
+        LSHAttention(16, 4)(torch.ones(2, 7, 16, dtype=dtype))
+
+
+def test_a_mixture_is_told_what_no_mask_is(unhooked):
+    for wrong in ("causal", 1, True, [True], TopKeys(3)):
+        with pytest.raises(MultiheadError, match="mask as a pattern"):
+            MoAAttention(16)(torch.randn(2, 7, 16), mask=wrong)
+
+
+def test_a_padding_of_another_batch_is_refused_by_a_state():
+    for layer in (LinearAttention(16, 4), GatedLinearAttention(16, 2), GatedDeltaNet(16, 4)):
+        for given in (padding(torch.ones(5, 7, dtype=torch.bool)), document(torch.zeros(5, 7, dtype=torch.long))):
+            with pytest.raises(MultiheadError, match="a mask for 2 sequences"):
+                layer(torch.randn(2, 7, 16), mask=causal() & given)
+
+
+@pytest.mark.parametrize("shape", [(7, 8), (2, 7, 7), (2, 3, 7, 7), (5, 1, 7, 7), (7, 7)])
+def test_a_tensor_that_is_no_mask_is_refused_by_heads_that_choose(shape, unhooked):
+    """(7, 7) is refused as it holds numbers."""
+    layer = MultiHeadAttention(16, HeadGroup(4, mask=Buckets(4, seed=1)))
+    with pytest.raises(MultiheadError, match="mask"):
+        layer(torch.randn(2, 7, 16), mask=torch.ones(shape) if shape == (7, 7) else torch.ones(shape).bool())

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from multihead.error import check_kinds
 from multihead.layer.base import Attends, Options
 from multihead.layer.cache import AttentionCache, Full, Kind
-from multihead.layer.call import Call, Where, check_visible
+from multihead.layer.call import Call, Where, check_mask_kind, check_visible
 from multihead.layer.check import check_counts
 from multihead.layer.group import HeadGroup
 from multihead.layer.kept import kept
@@ -162,6 +162,7 @@ class MoAAttention(Attends):
             MultiheadError: Shapes that do not belong together, a mask that differs by head, or anything that
                 `multihead.attention` refuses.
         """
+        check_mask_kind(mask)
         check_visible(mask)
         check_uniform(mask, "MoAAttention: an expert differs by token")
         call = Call.checked(self, query, key, value, mask=mask, bias=None, q_offset=q_offset, cache=cache)
