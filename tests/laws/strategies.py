@@ -9,6 +9,7 @@ import torch
 from laws.closed import blocked, opaque, pictures, seeded, spaced
 from laws.known import Known
 from multihead import pattern as mp
+from multihead.attend.selector import Chosen
 
 # Ids are long enough for every position the tests ask about, behind every shift a tree can pile up.
 ROOM = 96
@@ -122,6 +123,27 @@ def tokened(world):
     )
 
 
+def picked(batch, heads):
+    """Choices of blocks, or of single keys, for every position the tests ask about."""
+
+    def known(bits, block, span):
+        sizes = (batch or 1, heads or 1, -(-ROOM // span), -(-ROOM // block))
+
+        def taken(b, h, row, column):
+            place = 31 * (b if batch is not None else 0) + 17 * (h if heads is not None else 0) + 7 * row + column
+            return bits[place % len(bits)]
+
+        def make():
+            b, h, row, column = torch.meshgrid(*map(torch.arange, sizes), indexing="ij")
+            table = torch.tensor(bits)[(31 * b + 17 * h + 7 * row + column) % len(bits)]
+            return Chosen.from_blocks(table, block=block, kv_len=ROOM, span=span, q_len=ROOM)
+
+        return Known(make, lambda b, h, i, j: taken(b, h, i // span, j // block))
+
+    bits = st.lists(st.booleans(), min_size=29, max_size=29)
+    return st.builds(known, bits, st.sampled_from([1, 3, 8, 64]), st.sampled_from([1, 1, 5]))
+
+
 def grown(leaves, shifts):
     """Trees over leaves: &, |, ~ and shifts of the queries, of the keys, and of both alike."""
 
@@ -164,7 +186,9 @@ def trees(world, callables):
 
     def leaves(heads):
         functions = opaque(world.batch, heads)
-        return st.one_of(closed(), closed(), placed(world), tokened(world), *([functions] * callables))
+        return st.one_of(
+            closed(), closed(), placed(world), tokened(world), picked(world.batch, heads), *([functions] * callables)
+        )
 
     if world.heads is None:
         return grown(leaves(None), shifts)

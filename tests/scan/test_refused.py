@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from multihead.error import MultiheadError
-from multihead.scan import DeltaState, LinearState, delta_rule, linear_attention, linear_attention_full
+from multihead.scan import DeltaState, Favor, LinearState, delta_rule, linear_attention, linear_attention_full
 
 Q, K, V = torch.rand(2, 4, 6, 5), torch.rand(2, 2, 6, 5), torch.rand(2, 2, 6, 3)
 BETA = torch.rand(2, 4, 6)
@@ -98,3 +98,12 @@ def test_nothing_of_the_callers_is_changed():
     linear(q=Q[:, :, :1], k=K[:, :, :1], v=V[:, :, :1], state=before)
     assert all(torch.equal(a, b) for a, b in zip(given, (Q, K, V, BETA), strict=True))
     assert torch.equal(before.memory, memory)
+
+
+def test_features_of_no_width_are_refused(unhooked):
+    for wrong in (None, 0, -1, True, 1.5, "64", [64]):
+        with pytest.raises(MultiheadError, match="whole number of at least 1"):
+            Favor().draw(wrong)
+    for wrong in (1, "x", torch.ones(1)):
+        with pytest.raises(MultiheadError, match="generator"):
+            Favor().draw(8, generator=wrong)

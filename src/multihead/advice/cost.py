@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from multihead.advice.law import Law
 from multihead.advice.laws import LAWS
 from multihead.advice.sizes import Sizes
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, check_kinds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +71,7 @@ def estimate_cost(family: str, sizes: Sizes) -> Cost:
         True
     """
     law = law_of(family)
+    check_kinds({"sizes": sizes}, (Sizes,), "Sizes(4096), with the sizes of the call")
     held = law.cached(sizes)
     return Cost(
         family=family,
@@ -96,7 +97,7 @@ def law_of(family: str) -> Law:
     Raises:
         MultiheadError: An unknown name.
     """
-    if family not in LAWS:
+    if not isinstance(family, str) or family not in LAWS:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise MultiheadError(
             asked=f"a kind of attention: one of {', '.join(LAWS)}",
             arrived=repr(family)[:100],
@@ -126,6 +127,13 @@ def break_even(family: str, sizes: Sizes, *, against: str = "multi_head", longes
         >>> break_even("talking_heads", Sizes(1)) is None
         True
     """
+    check_kinds({"sizes": sizes}, (Sizes,), "Sizes(1), with all sizes but the length")
+    if not isinstance(longest, int) or isinstance(longest, bool) or longest < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise MultiheadError(
+            asked="longest: a whole number of at least 1",
+            arrived=f"longest={longest!r}"[:200],
+            remedy="pass longest=2**20",
+        )
 
     def gains(length: int) -> bool:
         at = replace(sizes, q_len=length, kv_len=None)

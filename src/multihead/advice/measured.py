@@ -4,13 +4,14 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from multihead.advice.sizes import Sizes
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, check_kinds
 from multihead.layer import build_attention, find_family
 from multihead.pattern import causal
 
@@ -63,9 +64,9 @@ def measure_cost(
         >>> measure_cost("multi_head", Sizes(64), rounds=1).rounds
         1
     """
+    _check(family, sizes, step)
+    _check_effort(rounds, limit)
     run = _runner(family, sizes, step)
-    if rounds < 1:
-        raise MultiheadError(asked="at least 1 round", arrived=f"rounds={rounds}", remedy="pass rounds=5")
     start = time.perf_counter()
     taken = [_seconds(run)]
     if time.perf_counter() - start < limit:
@@ -86,9 +87,10 @@ def measure_cost(
 
 def _runner(family: str, sizes: Sizes, step: Step) -> Callable[[], None]:
     """One round."""
-    _check(family, sizes, step)
     dtype = getattr(torch, sizes.dtype)
-    layer = build_attention(family, sizes.embed_dim, sizes.heads).to(dtype)
+    # Weights are random numbers too: nobody's are used up by them.
+    with torch.random.fork_rng(devices=[]):
+        layer = build_attention(family, sizes.embed_dim, sizes.heads).to(dtype)
     mask = causal() if sizes.causal else None
     # Its own generator: nobody's random numbers are used up.
     own = torch.Generator().manual_seed(0)
@@ -111,9 +113,21 @@ def _train(layer: nn.Module, x: Tensor, mask: object) -> None:
     out.backward(torch.ones_like(out))
 
 
+def _check_effort(rounds: object, limit: object) -> None:
+    if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
+        raise MultiheadError(
+            asked="rounds: a whole number of at least 1", arrived=f"rounds={rounds!r}"[:200], remedy="pass rounds=5"
+        )
+    if not isinstance(limit, Real) or isinstance(limit, bool) or not limit >= 0:  # pyright: ignore[reportOperatorIssue]
+        raise MultiheadError(
+            asked="limit: seconds, a number of at least 0", arrived=f"limit={limit!r}"[:200], remedy="pass limit=2.0"
+        )
+
+
 def _check(family: str, sizes: Sizes, step: str) -> None:
     support = find_family(family).support
-    if step not in ("infer", "train"):
+    check_kinds({"sizes": sizes}, (Sizes,), "Sizes(4096), with the sizes of the call")
+    if not isinstance(step, str) or step not in ("infer", "train"):
         raise MultiheadError(asked="step: 'infer' or 'train'", arrived=repr(step)[:100], remedy="pass one of the two")
     if not (support.causal if sizes.causal else support.bidirectional):
         raise MultiheadError(

@@ -2,7 +2,7 @@
 
 from dataclasses import KW_ONLY, dataclass
 
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, check_kinds
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 """Of a number, by the name of its dtype."""
@@ -54,7 +54,8 @@ class Sizes:
                 arrived=f"q_len={self.q_len}, kv_len={self.kv_len}",
                 remedy=f"leave kv_len out, or pass {self.q_len} or more",
             )
-        if self.dtype not in BYTES:
+        check_kinds({"causal": self.causal}, (bool,), "True or False")
+        if not isinstance(self.dtype, str) or self.dtype not in BYTES:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise MultiheadError(
                 asked=f"dtype: one of {', '.join(BYTES)}",
                 arrived=repr(self.dtype)[:100],

@@ -37,7 +37,7 @@ def bands(problem: Problem, height: int) -> Iterator[Band]:
     Yields:
         The bands from the first query to the last.
     """
-    if isinstance(problem.mask, Pattern) and problem.q_len > 0 and problem.kv_len > 0:
+    if isinstance(problem.mask, Pattern) and 0 not in (*problem.q.shape[:3], problem.kv_len):
         yield from _seen(problem, problem.mask, height)
         return
     for start in range(0, problem.q_len, height):

@@ -20,7 +20,7 @@ from multihead.position import PositionBias
 
 Bias = Tensor | PositionBias
 
-_FIRST = ("qkv_proj", "q_proj", "q_down", "k_proj")
+_FIRST = ("qkv_proj", "q_proj", "qk_proj", "q_down", "k_proj")
 
 
 @runtime_checkable

@@ -143,6 +143,7 @@ class LatentAttention(Attends):
     ) -> None:
         super().__init__(dropout=dropout, backend=backend)
         check_counts({"embed_dim": embed_dim, "heads": heads})
+        check_kinds({"bias": bias}, (bool,), "True or False")
         check_kinds({"latent": latent}, (Latent,), "Latent(kv_rank, nope_dim=..., rope_dim=..., v_dim=...)")
         check_kinds({"position": position}, (Rotary, NoneType), "Rotary(...) or None")
         check_kinds({"scoring": scoring}, (Scoring, NoneType), "Scoring(...) or None")

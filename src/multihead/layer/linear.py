@@ -1,5 +1,6 @@
 """Modules of linear attention: with features, with RetNet's decays, with gates that decay each channel."""
 
+import math
 from types import NoneType
 from typing import ClassVar, cast
 
@@ -9,7 +10,7 @@ from torch.nn.functional import logsigmoid
 
 from multihead.error import MultiheadError, check_kinds
 from multihead.layer.call import check_arguments, check_inputs
-from multihead.layer.check import check_counts, check_eps, divided
+from multihead.layer.check import check_counts, check_eps, divided, is_number
 from multihead.layer.group import HeadGroup
 from multihead.layer.linear_options import LinearScoring, retention_decay
 from multihead.layer.linear_part import LinearPart
@@ -252,7 +253,13 @@ class GatedLinearAttention(nn.Module):
     ) -> None:
         super().__init__()
         check_counts({"embed_dim": embed_dim, "heads": heads, "rank": rank})
-        check_eps("GatedLinearAttention: divisor and eps", min(divisor, eps))
+        check_eps("GatedLinearAttention", eps)
+        if not is_number(divisor) or not 0.0 < divisor < math.inf:
+            raise MultiheadError(
+                asked="GatedLinearAttention(divisor=...): a number above 0",
+                arrived=f"divisor={divisor!r}"[:200],
+                remedy="pass divisor=16.0",
+            )
         head_dim = divided(embed_dim, 2 * heads) if head_dim is None else head_dim
         v_head_dim = divided(embed_dim, heads) if v_head_dim is None else v_head_dim
         group = HeadGroup(
@@ -300,7 +307,7 @@ class GatedLinearAttention(nn.Module):
 
         Args:
             x: (batch, length, embed_dim).
-            mask: `causal()`, `causal() & padding(keep)`, `causal() & document(ids)`.
+            mask: `causal()`, `causal() & padding(keep)`, `causal() & document(ids)`. Padding is 0, and decays go on.
             cache: Earlier tokens, to which these are added.
 
         Raises:
@@ -313,6 +320,8 @@ class GatedLinearAttention(nn.Module):
             cache.check(self, self._sizes, x.shape[0])
         order = Order.of(mask, x, start=0 if cache is None else cache.length)
         check_causal(order, "gated linear attention")
+        # What a decay is made of counts as well: padding would be seen in how much is left of what was before it.
+        x = x if order.valid is None else x.masked_fill(~order.valid[..., None], 0.0)
         q = self._split(self.q_proj(x), self.head_dim) * self.head_dim**-0.5
         k, v = self._split(self.k_proj(x), self.head_dim), self._split(self.v_proj(x), self.v_head_dim)
         made = linear_attention(

@@ -7,7 +7,7 @@ from types import NoneType
 from typing import ClassVar
 
 from multihead.error import MultiheadError, check_kinds, kind_and_text
-from multihead.layer.check import is_number
+from multihead.layer.check import check_counts, is_number
 from multihead.scan import EluPlusOne, Favor, FeatureMap
 
 
@@ -27,7 +27,7 @@ class LinearScoring:
         scale: Factor of the products where they are not; None is head_dim ** -0.5. Normalised, any factor cancels.
 
     Raises:
-        MultiheadError: Decays that are no numbers up to 0.
+        MultiheadError: Decays that are no numbers up to 0, or a scale that is no finite number.
 
     Example:
         >>> HeadGroup(4, 64, scoring=LinearScoring(decay=retention_decay(4), normalise=False)).scoring.decay[0]
@@ -49,6 +49,12 @@ class LinearScoring:
         check_kinds({"features": self.features}, (FeatureMap, Favor), "EluPlusOne(), Favor(...) or Identity()")
         check_kinds({"normalise": self.normalise}, (bool,), "True or False")
         check_kinds({"decay": self.decay}, (Sequence, NoneType), "a number up to 0 for each kv head, or None")
+        if self.scale is not None and not (is_number(self.scale) and math.isfinite(self.scale)):
+            raise MultiheadError(
+                asked="LinearScoring(scale=...): a finite number, or None",
+                arrived=kind_and_text(self.scale),
+                remedy="pass a number, or None for head_dim ** -0.5",
+            )
         if self.decay is None:
             return
         if isinstance(self.decay, str) or not all(is_number(each) and each <= 0 for each in self.decay):
@@ -82,8 +88,12 @@ def retention_decay(heads: int) -> tuple[float, ...]:
     Args:
         heads: How many.
 
+    Raises:
+        MultiheadError: A number of heads that is none.
+
     Example:
         >>> [round(math.exp(each), 5) for each in retention_decay(3)]
         [0.96875, 0.98438, 0.99219]
     """
+    check_counts({"heads": heads})
     return tuple(math.log1p(-(2.0 ** (-5 - head))) for head in range(heads))

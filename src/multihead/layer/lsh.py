@@ -87,6 +87,7 @@ class LSHAttention(Attends):
     ) -> None:
         super().__init__(dropout=dropout, backend="auto")
         check_counts({"embed_dim": embed_dim, "heads": heads})
+        check_kinds({"bias": bias}, (bool,), "True or False")
         check_kinds({"buckets": buckets}, (Buckets, NoneType), "Buckets(count, rounds=...), or None")
         head_dim = divided(embed_dim, heads) if head_dim is None else head_dim
         self.groups = (HeadGroup(heads, head_dim).settled(embed_dim, alone=True),)

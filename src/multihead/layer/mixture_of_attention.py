@@ -6,9 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from multihead.error import check_kinds
 from multihead.layer.base import Attends, Options
 from multihead.layer.cache import AttentionCache, Full, Kind
-from multihead.layer.call import Call, Where, check_visible
+from multihead.layer.call import Call, Where, check_mask_kind, check_visible
 from multihead.layer.check import check_counts
 from multihead.layer.group import HeadGroup
 from multihead.layer.kept import kept
@@ -84,6 +85,7 @@ class MoAAttention(Attends):
     ) -> None:
         super().__init__(dropout=dropout, backend=backend)
         check_counts({"embed_dim": embed_dim})
+        check_kinds({"bias": bias}, (bool,), "True or False")
         self.expert = check_uniform(one_group(heads, embed_dim), "MoAAttention: an expert differs by token")
         self.router = Router(embed_dim, experts, chosen=chosen)
         count, kv_heads, head_dim, v_head_dim = self.expert.sizes
@@ -160,6 +162,7 @@ class MoAAttention(Attends):
             MultiheadError: Shapes that do not belong together, a mask that differs by head, or anything that
                 `multihead.attention` refuses.
         """
+        check_mask_kind(mask)
         check_visible(mask)
         check_uniform(mask, "MoAAttention: an expert differs by token")
         call = Call.checked(self, query, key, value, mask=mask, bias=None, q_offset=q_offset, cache=cache)

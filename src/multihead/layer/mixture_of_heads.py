@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from multihead.attend import Problem, attention, choose, make_problem
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, check_kinds
 from multihead.layer.base import Attends, Options
 from multihead.layer.cache import AttentionCache, Full, Kind
 from multihead.layer.call import Call, Where, check_visible
@@ -109,6 +109,7 @@ class MoHAttention(Attends):
     ) -> None:
         super().__init__(dropout=dropout, backend=backend)
         check_counts({"embed_dim": embed_dim})
+        check_kinds({"bias": bias}, (bool,), "True or False")
         group = one_group(heads, embed_dim)
         check_unbiased(group, "MoHAttention")
         self.heads, self.kv_heads, self.head_dim, v_head_dim = group.sizes

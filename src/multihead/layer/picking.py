@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from multihead.attend.check import check_mask
 from multihead.attend.selector import Selector
 from multihead.layer.base import Options
 from multihead.layer.call import Call, Where
@@ -29,11 +30,13 @@ def narrowed(call: Call, where: Where, qkv: tuple[Tensor, Tensor, Tensor], optio
         held.kept = kept if where.first == 0 else None
     if offset is None and not isinstance(options.get("bias"), PositionBias):
         offset = 0  # where nothing else depends on positions, the choice was made for these
-    return {**options, "q_offset": offset, "mask": _both(mask, chosen, (q.shape[2], k.shape[2], offset or 0))}
+    return {**options, "q_offset": offset, "mask": _both(mask, chosen, (*q.shape[:3], k.shape[2]), offset or 0)}
 
 
-def _both(mask: Pattern | Tensor | None, chosen: Pattern, sizes: tuple[int, int, int]) -> Pattern | Tensor:
+def _both(
+    mask: Pattern | Tensor | None, chosen: Pattern, sizes: tuple[int, int, int, int], offset: int
+) -> Pattern | Tensor:
     if isinstance(mask, Tensor):
-        q_len, kv_len, offset = sizes
-        return mask & chosen.mask(q_len, kv_len, q_offset=offset, device=mask.device)
+        pairs = chosen.mask(*sizes[2:], q_offset=offset, device=mask.device)
+        return check_mask(mask, sizes, mask.device) & pairs
     return chosen if mask is None else mask & chosen

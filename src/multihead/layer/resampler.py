@@ -30,10 +30,10 @@ class FeedForward(nn.Module):
 
     def __init__(self, embed_dim: int, activation: Activation, factor: int) -> None:
         super().__init__()
-        if activation not in _ACTIVATIONS:
+        if not isinstance(activation, str) or activation not in _ACTIVATIONS:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise MultiheadError(
                 asked=f"activation: one of {', '.join(map(repr, _ACTIVATIONS))}",
-                arrived=repr(activation),
+                arrived=repr(activation)[:100],
                 remedy="pass one of these",
             )
         self.activation = activation
@@ -208,7 +208,8 @@ class GatedCrossAttention(nn.Module):
         factor: int = 4,
     ) -> None:
         super().__init__()
-        check_counts({"embed_dim": embed_dim, "factor": factor})
+        widths = {"embed_dim": embed_dim, "media_dim": embed_dim if media_dim is None else media_dim}
+        check_counts({**widths, "factor": factor})
         self.norm = nn.LayerNorm(embed_dim)
         self.attention = MultiHeadAttention(embed_dim, heads, kv_embed_dim=media_dim, bias=False)
         self.ffn = FeedForward(embed_dim, activation, factor)

@@ -44,6 +44,12 @@ class Order:
         pos = torch.arange(start, start + length, device=like.device).view(1, 1, 1, -1)
         causal, reset, valid = False, None, None
         for part in _parts(mask):
+            if part.batch not in (None, 1, batch):
+                raise MultiheadError(
+                    asked=f"a mask for {batch} sequences",
+                    arrived=f"{part} for batch={part.batch}"[:200],
+                    remedy="pass one row for each sequence, or one for all",
+                )
             if part.window == (None, 0):
                 causal = True
             elif isinstance(part, Padding):

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from types import NoneType
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -102,7 +103,20 @@ class Favor:
             )
 
     def count(self, head_dim: int) -> int:
-        """How many features heads of this width get."""
+        """How many features heads of this width get.
+
+        Args:
+            head_dim: Width of queries and keys.
+
+        Raises:
+            MultiheadError: A width that is none.
+        """
+        if not isinstance(head_dim, int) or isinstance(head_dim, bool) or head_dim < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise MultiheadError(
+                asked="Favor: features for heads of a width: a whole number of at least 1",
+                arrived=kind_and_text(head_dim),
+                remedy="for example Favor().draw(64)",
+            )
         return self.features or max(1, round(head_dim * math.log(head_dim)))
 
     def draw(self, head_dim: int, *, generator: torch.Generator | None = None) -> "Drawn":
@@ -111,7 +125,11 @@ class Favor:
         Args:
             head_dim: Width of queries and keys.
             generator: Of random numbers on the CPU; None for torch's own.
+
+        Raises:
+            MultiheadError: A width that is none, or what is no generator.
         """
+        check_kinds({"generator": generator}, (torch.Generator, NoneType), "torch.Generator().manual_seed(1), or None")
         count = self.count(head_dim)
         normal = torch.randn(count, head_dim, generator=generator, dtype=torch.float64)
         if self.orthogonal:

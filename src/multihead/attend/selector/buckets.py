@@ -9,7 +9,7 @@ from torch import Tensor
 
 from multihead.attend.selector.base import Chosen, Selector
 from multihead.attend.selector.bucket_tiles import Tiles
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, check_kinds
 from multihead.pattern import Pattern
 
 Cut = Literal["bucket", "sorted"]
@@ -75,7 +75,8 @@ class Buckets(Selector):
                 arrived=f"count={self.count!r}"[:200],
                 remedy=_even_remedy(self.count),
             )
-        if self.cut not in get_args(Cut):
+        check_kinds({"dedupe": self.dedupe}, (bool,), "True or False")
+        if not isinstance(self.cut, str) or self.cut not in get_args(Cut):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise MultiheadError(
                 asked="Buckets(cut=...): 'bucket' or 'sorted'",
                 arrived=f"cut={self.cut!r}"[:200],

@@ -1,7 +1,9 @@
 """A learned indexer: small heads score every key, and each query attends to the best of them."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
+from types import NoneType
 
 import torch
 from jaxtyping import Bool, Float
@@ -10,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from multihead.attend.problem import Problem, make_problem
 from multihead.attend.selector.base import Selector
-from multihead.error import MultiheadError
+from multihead.error import MultiheadError, check_kinds
 from multihead.pattern import Pattern
 from multihead.pattern.chosen import chosen_bits, packed
 
@@ -31,7 +33,8 @@ class Indexer(Selector):
         scale: Factor of the products; None is head_dim ** -0.5.
 
     Raises:
-        MultiheadError: A budget that is no whole number of at least 1.
+        MultiheadError: A budget that is no whole number of at least 1, weights that are no tensor, a scale that is no
+            finite number.
 
     Example:
         >>> q, k = torch.randn(1, 4, 10, 8), torch.randn(1, 1, 10, 8)
@@ -47,6 +50,14 @@ class Indexer(Selector):
 
     def __post_init__(self) -> None:
         check_budget("Indexer", self.budget)
+        check_kinds({"weights": self.weights}, (Tensor, NoneType), "a tensor (batch, heads, q_len), or None")
+        number = isinstance(self.scale, int | float) and not isinstance(self.scale, bool)
+        if self.scale is not None and not (number and math.isfinite(self.scale)):
+            raise MultiheadError(
+                asked="Indexer(scale=...): a finite number, or None",
+                arrived=f"scale={self.scale!r}"[:200],
+                remedy="leave it out for head_dim ** -0.5",
+            )
 
     def scores(
         self,
