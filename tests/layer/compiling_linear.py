@@ -1,5 +1,7 @@
 """Run by test_linear_compiled.py in a process of its own: scans, and modules of linear heads, in graphs."""
 
+import sys
+
 import torch
 
 from multihead.layer import (
@@ -31,13 +33,14 @@ def scans(q, k, v, log_decay, beta):
     return made.out, step.out, made.state.memory, delta_rule(q, unit, v, beta, log_decay=log_decay).out
 
 
-def main():
+def main(names):
     q, k, v = (torch.rand(1, 2, 70, 4) for _ in range(3))
     given = (q, k, v, -torch.rand(1, 2, 70), torch.rand(1, 2, 70))
     compiled = torch.compile(scans, fullgraph=True, backend="eager")
     for got, want in zip(compiled(*given), scans(*given), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-    for name, layer in LAYERS.items():
+    for name in names or LAYERS:
+        layer = LAYERS[name]
         compiled = torch.compile(layer, fullgraph=True, backend="eager")
         x = torch.randn(1, 9, 12, requires_grad=True)
         got, want = (one(x, mask=causal()) for one in (compiled, layer))
@@ -46,4 +49,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

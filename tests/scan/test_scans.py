@@ -50,7 +50,7 @@ def quadratic(q, k, v, log_decay, *, normalise):
     return out
 
 
-@pytest.fixture(params=[1, 7, 64])
+@pytest.fixture(params=[1, 7])
 def _chunk(request, monkeypatch):
     monkeypatch.setattr(chunked, "CHUNK", request.param)
 
@@ -93,7 +93,7 @@ def test_a_long_one_in_stretches_is_the_recurrence(kind, monkeypatch):
     q, k, v = drawn(length=90)
     monkeypatch.setattr(chunked, "CHUNK", 2)
     log_decay, beta = decays(kind, H, 90), torch.rand(B, H, 90, dtype=WIDE)
-    for at_once in (8, 320, 10_000):
+    for at_once in (8, 320):
         monkeypatch.setattr(chunked, "_AT_ONCE", at_once)
         same(linear_attention(q, k, v, log_decay=log_decay), law.linear(q, k, v, log_decay=log_decay))
         unit = normalize(k, dim=-1)
@@ -259,7 +259,7 @@ def test_the_state_is_wide_and_outputs_are_not():
 
 
 @pytest.mark.parametrize("kind", DECAYS)
-@pytest.mark.parametrize("chunk", [1, 3])
+@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_gradients(kind, chunk, monkeypatch):
     monkeypatch.setattr(chunked, "CHUNK", chunk)
     q, k, v = (x[:1, -2:, :, :3] for x in drawn(kv_heads=2, length=5))
