@@ -4,7 +4,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
 from typing import Literal
 
 import torch
@@ -118,13 +117,13 @@ def _check_effort(rounds: object, limit: object) -> None:
         raise MultiheadError(
             asked="rounds: a whole number of at least 1", arrived=f"rounds={rounds!r}"[:200], remedy="pass rounds=5"
         )
-    if not isinstance(limit, Real) or isinstance(limit, bool) or not limit >= 0:  # pyright: ignore[reportOperatorIssue]
+    if not isinstance(limit, int | float) or isinstance(limit, bool) or not limit >= 0:
         raise MultiheadError(
             asked="limit: seconds, a number of at least 0", arrived=f"limit={limit!r}"[:200], remedy="pass limit=2.0"
         )
 
 
-def _check(family: str, sizes: Sizes, step: str) -> None:
+def _check(family: str, sizes: Sizes, step: object) -> None:
     support = find_family(family).support
     check_kinds({"sizes": sizes}, (Sizes,), "Sizes(4096), with the sizes of the call")
     if not isinstance(step, str) or step not in ("infer", "train"):

@@ -30,7 +30,11 @@ def narrowed(call: Call, where: Where, qkv: tuple[Tensor, Tensor, Tensor], optio
         held.kept = kept if where.first == 0 else None
     if offset is None and not isinstance(options.get("bias"), PositionBias):
         offset = 0  # where nothing else depends on positions, the choice was made for these
-    return {**options, "q_offset": offset, "mask": _both(mask, chosen, (*q.shape[:3], k.shape[2]), offset or 0)}
+    return {
+        **options,
+        "q_offset": offset,
+        "mask": _both(mask, chosen, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]), offset or 0),
+    }
 
 
 def _both(
