@@ -260,3 +260,24 @@ def test_a_state_keeps_no_larger_tensor_alive(kind):
             # That of before the last call is held as well: the cache can be cut to it.
             assert cache.nbytes == 2 * held
     assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("index", [None, "x", [0.5], [2], []])
+def test_rows_of_a_state_are_whole_numbers(index, unhooked):
+    layer = LinearAttention(16, 4)
+    cache = layer.cache(batch=2)
+    layer(torch.randn(2, 3, 16), mask=causal(), cache=cache)
+    with pytest.raises(MultiheadError, match="at least one whole number"):
+        cache.select(index)
+    assert cache.length == 3
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_later_key_that_overflows_is_nothing_to_earlier_tokens(grad):
+    layer = LinearAttention.retnet(16, 4)
+    x = torch.randn(1, 9, 16)
+    huge = x.clone()
+    huge[:, 6:] *= 1e18  # products of queries and keys beyond float32
+    with torch.set_grad_enabled(grad):
+        near, far = layer(x, mask=causal()), layer(huge, mask=causal())
+    assert torch.equal(near[:, :6], far[:, :6])

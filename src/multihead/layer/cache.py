@@ -7,8 +7,8 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor
 
-from multihead.error import MultiheadError, check_kinds, kind_and_text
-from multihead.layer.check import check_counts, check_whole
+from multihead.error import MultiheadError, check_kinds
+from multihead.layer.check import check_counts, check_whole, listed_rows
 from multihead.layer.group import HeadGroup
 from multihead.layer.rows import Bytes, Plain, Rows
 from multihead.layer.scan_cache import State, StateGroup
@@ -188,7 +188,7 @@ class AttentionCache:
         Example:
             >>> cache.select([0, 0, 2])  # doctest: +SKIP
         """
-        rows = _listed(index)
+        rows = listed_rows(index)
         if rows.ndim != 1 or rows.is_floating_point() or rows.dtype == torch.bool or rows.numel() == 0:
             raise MultiheadError(
                 asked="rows of the batch: at least one whole number",
@@ -238,21 +238,3 @@ class AttentionCache:
                 "cache.cut(0) empties one, and copy.deepcopy(cache) may go to another module",
             )
         self._filled_by = ref(module)
-
-
-def _listed(index: object) -> Tensor:
-    """Rows as a tensor; what is none is a tensor of no rows, which is refused in the same words."""
-    if isinstance(index, Tensor) and index.is_meta:
-        raise MultiheadError(
-            asked="rows of the batch: at least one whole number",
-            arrived="a tensor on meta, which holds no numbers",
-            remedy="pass the numbers",
-        )
-    try:
-        return torch.as_tensor(index)
-    except (TypeError, ValueError, RuntimeError) as fault:
-        raise MultiheadError(
-            asked="rows of the batch: at least one whole number",
-            arrived=kind_and_text(index),
-            remedy="pass a list or a tensor of numbers, such as [0, 0, 2]",
-        ) from fault

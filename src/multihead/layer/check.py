@@ -5,7 +5,10 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import TypeGuard, cast
 
-from multihead.error import MultiheadError
+import torch
+from torch import Tensor
+
+from multihead.error import MultiheadError, kind_and_text
 
 
 def check_counts(sizes: Mapping[str, object]) -> None:
@@ -86,3 +89,21 @@ def listed_divisors(number: int, near: int, *, most: int = 8) -> str:
 
 def _is_count(size: object) -> bool:
     return isinstance(size, int) and not isinstance(size, bool) and size >= 1
+
+
+def listed_rows(index: object) -> Tensor:
+    """Rows as a tensor; what is none is a tensor of no rows, which is refused in the same words."""
+    if isinstance(index, Tensor) and index.is_meta:
+        raise MultiheadError(
+            asked="rows of the batch: at least one whole number",
+            arrived="a tensor on meta, which holds no numbers",
+            remedy="pass the numbers",
+        )
+    try:
+        return torch.as_tensor(index)
+    except (TypeError, ValueError, RuntimeError) as fault:
+        raise MultiheadError(
+            asked="rows of the batch: at least one whole number",
+            arrived=kind_and_text(index),
+            remedy="pass a list or a tensor of numbers, such as [0, 0, 2]",
+        ) from fault

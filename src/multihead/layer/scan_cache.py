@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from multihead.error import MultiheadError, check_kinds
-from multihead.layer.check import check_counts
+from multihead.layer.check import check_counts, listed_rows
 from multihead.pattern.check import whole
 
 
@@ -153,7 +153,7 @@ class StateCache:
         Raises:
             MultiheadError: There is no such row, or none is taken.
         """
-        rows = torch.as_tensor(index)
+        rows = listed_rows(index)
         fits = rows.ndim == 1 and rows.numel() and not rows.is_floating_point() and rows.dtype != torch.bool
         if not fits or int(rows.min()) < 0 or int(rows.max()) >= self.batch:
             raise MultiheadError(

@@ -62,10 +62,9 @@ def scores(q: Tensor, k: Tensor, sums: Sums | None) -> Tensor:
     """
     if sums is not None and sums.high.shape[-1] == k.shape[-1] and sums.high.ndim == k.ndim:
         return _by_channel(q, k, sums)
-    products = (q.flatten(-3, -2) @ k.mT).unflatten(-2, q.shape[-3:-1])
-    if sums is None:
-        return products.tril()
-    return products * shares(sums)[..., None, :, :]
+    # Cut off before anything is multiplied: with a later token that overflows, its share of 0 would be no number.
+    products = (q.flatten(-3, -2) @ k.mT).unflatten(-2, q.shape[-3:-1]).tril()
+    return products if sums is None else products * shares(sums)[..., None, :, :]
 
 
 def shares(sums: Sums) -> Tensor:

@@ -36,10 +36,8 @@ def linear(
         q = part.q.reshape(len(k), -1, k.shape[2])
         if part.logs is not None and (decays is None or moving or decays.size != part.length):
             decays = _Decays.of(part.logs.expand(*sizes, part.length).reshape(len(k), -1))
-        weights = torch.bmm(q, k.mT).view(len(k), group, part.length, part.length)
-        if decays is None:
-            weights.tril_()
-        else:
+        weights = torch.bmm(q, k.mT).view(len(k), group, part.length, part.length).tril_()
+        if decays is not None:
             weights.mul_(decays.between[:, None])
             q = (q.unflatten(1, (group, -1)) * decays.early[:, None]).flatten(1, 2)
         weights = weights.flatten(1, 2)
