@@ -374,9 +374,8 @@ class MultiHeadAttention(Attends):
         if len(self.groups) == 1:
             sizes, (heads, width) = self.groups[0].sizes, _PROJECTED[which]
             return [joined.view(*lead, sizes[heads], sizes[width]).transpose(1, 2)]
-        if self._cuts[0] is not self.groups:  # heads were taken out, or put back
-            self._cuts = _cuts(self.groups)
-        widths, shapes = self._cuts[1][which]
+        known = not torch.compiler.is_compiling() and self._cuts[0] is self.groups  # no heads were taken out
+        widths, shapes = (self._cuts if known else _cuts(self.groups))[1][which]
         # Not Tensor.split and unflatten: these are Python, and take twice as long as all that is done here.
         return [
             part.view(*lead, *shape).transpose(1, 2)
