@@ -148,7 +148,8 @@ def _check_weights(layer: Projections, width: int) -> None:
     fits["out_proj_weight"] = tuple(layer.out_weight.shape) == (width, width)
     for name, tensor in given.items():
         if name in learned:
-            fits[name] = tuple(tensor.shape) == (1, 1, width) and None not in learned.values()
+            # torch repeats them for each sequence, so whatever has one row of this width is taken.
+            fits[name] = tensor.shape[-1:] == (width,) == (tensor.numel(),) and None not in learned.values()
         elif name in rows:
             fits[name] = tuple(tensor.shape) == (rows[name],)
         else:
