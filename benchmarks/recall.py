@@ -190,7 +190,8 @@ def main():
 
 def show(about, cells):
     """A line a model; where seeds differ by more than 0.05 both are told."""
-    print(*(f"{name}: {told}" for name, told in about.items()), sep="\n")
+    told = about | {"versions": ", ".join(f"{name} {number}" for name, number in about["versions"].items())}
+    print(*(f"{name}: {each}" for name, each in told.items()), sep="\n")
     lengths = list(cells[0]["recall"]) if cells else []
     print(f"\n| model | {' | '.join(lengths)} | training, CPU s |\n" + "|---" * (len(lengths) + 2) + "|")
     for name, about_it in EVERY.items():

@@ -247,6 +247,7 @@ def test_break_even_is_where_less_is_computed(name, head_dim):
     if found is not None:
         assert less(found)
         assert found == 1 or not less(found - 1)
+        assert all(less(min(found * 2**power, 2**14)) for power in range(14))
     assert break_even(name, sizes, against=name) is None
 
 

@@ -352,3 +352,10 @@ def test_hidden_numbers_are_dropped_in_training_alone():
     assert not torch.equal(layer(x), layer(x))
     layer.eval()
     assert torch.equal(layer(x), layer(x))
+
+
+@pytest.mark.parametrize("place", ["pre", "post"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_another_dtype_is_refused_in_words(place, dtype):
+    with pytest.raises(MultiheadError, match=f"x of {dtype} on cpu"):
+        Block(8, "linear", heads=2, norm=BlockNorm(place))(torch.ones(1, 3, 8, dtype=dtype))

@@ -96,6 +96,7 @@ def test_parts_of_another_kind_build_nothing(build, told):
         ({"query": None}, "query=None"),
         ({"mask": "causal"}, "parse_pattern"),
         ({"mask": True}, "mask=True (bool)"),
+        ({"mask": causal}, "a pattern is what causal() gives"),
         ({"mask": causal}, "mask as a pattern, a boolean tensor, or None"),
     ],
 )

@@ -148,3 +148,11 @@ def test_what_it_does_not_take_is_refused(case, unhooked):
     make, told = REFUSED[case]
     with pytest.raises(MultiheadError, match=told):
         make()
+
+
+def test_another_dtype_is_refused_in_words():
+    x, wide = torch.randn(1, 3, 8), torch.randn(1, 3, 8, dtype=torch.float64)
+    with pytest.raises(MultiheadError, match=r"context of torch\.float64"):
+        PerceiverResampler(8, 2, latents=2, depth=1)(wide)
+    with pytest.raises(MultiheadError, match=r"media of torch\.float64"):
+        GatedCrossAttention(8, 2)(x, wide)

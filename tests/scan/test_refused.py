@@ -41,7 +41,7 @@ def state(*sizes, kind=LinearState, dtype=torch.float32, **more):
         (lambda: linear(log_decay=torch.zeros(2, 4, 5)), r"length 6.*shape \(2, 4, 5\)"),
         (lambda: linear(log_decay=torch.zeros(2, 4, 6, 3)), r"shape \(2, 4, 6, 3\)"),
         (lambda: linear(log_decay=torch.tensor([0.0, 0.5])), "at most 0.*from 0 to 0.5.*logsigmoid"),
-        (lambda: linear(log_decay=torch.tensor([0.0, NAN])), "at most 0.*nan"),
+        (lambda: linear(log_decay=torch.tensor([0.0, NAN])), "NaN in 1 of 2"),
         (lambda: linear(log_decay=torch.tensor([0, -1])), "floating numbers.*int64"),
         (lambda: linear(log_decay=torch.zeros(2).to("meta")), "log_decay on the device of q.*meta"),
         (lambda: linear(reset=torch.zeros(2, 5).bool()), r"reset: a boolean tensor.*\(2, 6\).*\(2, 5\)"),
@@ -61,7 +61,7 @@ def state(*sizes, kind=LinearState, dtype=torch.float32, **more):
         (lambda: delta(beta=torch.rand(2, 4)), r"\(2, 4, 6\) or \(2, 2, 6\).*shape \(2, 4\)"),
         (lambda: delta(beta=BETA - 1), "beta from 0.*sigmoid"),
         (lambda: delta(beta=BETA + 1.5), "beta from 0.*negative eigenvalues"),
-        (lambda: delta(beta=BETA * NAN), "beta from 0.*nan"),
+        (lambda: delta(beta=BETA * NAN), "NaN in 48 of 48"),
         (lambda: delta(beta=torch.ones(2, 4, 6).long()), "beta as floating"),
         (lambda: delta(log_decay=torch.ones(4)), "at most 0"),
         (lambda: delta(state=linear().state), "a DeltaState.*LinearState"),
@@ -107,3 +107,17 @@ def test_features_of_no_width_are_refused(unhooked):
     for wrong in (1, "x", torch.ones(1)):
         with pytest.raises(MultiheadError, match="generator"):
             Favor().draw(8, generator=wrong)
+
+
+def test_nan_is_called_nan():
+    q, log_decay, beta = torch.rand(1, 2, 3, 4), torch.full((1, 2, 3), torch.nan), torch.full((1, 2, 3), torch.nan)
+    with pytest.raises(MultiheadError, match="NaN in 6 of 6 places of log_decay"):
+        linear_attention(q, q, q, log_decay=log_decay)
+    with pytest.raises(MultiheadError, match="NaN in 6 of 6 places of beta"):
+        delta_rule(q, q, q, beta)
+
+
+def test_shapes_are_told_on_meta():
+    q = torch.rand(1, 2, 3, 4, device="meta")
+    assert linear_attention(q, q, q).out.shape == q.shape
+    assert delta_rule(q, q, q, q[..., 0]).out.shape == q.shape

@@ -141,11 +141,11 @@ def break_even(family: str, sizes: Sizes, *, against: str = "multi_head", longes
 
     if not gains(longest):
         return None
-    low, high = 1, longest
-    if gains(low):
-        return 1
-    while gains(high // 2) and high // 2 > low:
+    high = longest  # from above: some kinds have less at a few tokens, more at some, and less again at many
+    while high > 1 and gains(high // 2):
         high //= 2
+    if high == 1:
+        return 1
     low = high // 2
     while high - low > 1:
         middle = (low + high) // 2

@@ -12,7 +12,9 @@ def check_kinds(given: Mapping[str, object], kinds: tuple[type, ...], wanted: st
             raise MultiheadError(
                 asked=f"{name} as {wanted}",
                 arrived=f"{name}={value!r} ({type(value).__name__})"[:200],
-                remedy="a mask in words is read by parse_pattern('causal & sliding_window(256)')"
+                remedy="a pattern is what causal() gives; a rule of your own is from_callable(rule)"
+                if name == "mask" and callable(value)
+                else "a mask in words is read by parse_pattern('causal & sliding_window(256)')"
                 if name == "mask"
                 else f"pass {wanted}",
             )

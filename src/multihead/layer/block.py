@@ -12,6 +12,7 @@ from torch.nn.functional import dropout as drop
 
 from multihead.error import MultiheadError, check_kinds
 from multihead.layer.block_cache import BlockCache
+from multihead.layer.call import check_alike_weights
 from multihead.layer.check import check_counts, check_dropout, check_eps
 from multihead.layer.family import able, build_attention, find_family
 from multihead.layer.feed_forward import FeedForward, FeedForwardLayer
@@ -287,6 +288,7 @@ class Block(nn.Module):
                 arrived=f"x {tuple(x.shape)}",
                 remedy="pass inputs of this shape, batch first: `x[None]` for one sequence",
             )
+        check_alike_weights(self.attention, {"x": x})
         if memory is not None:
             self._check_memory(memory, x.shape[0])
         held = cache is not None and cache.memory is not None

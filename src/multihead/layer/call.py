@@ -292,7 +292,7 @@ def check_inputs(module: Widths, given: Mapping[str, Tensor]) -> None:
                 remedy="pass inputs of this shape, batch first: `x[None]` for one sequence; the widths are set by "
                 "embed_dim and kv_embed_dim",
             )
-    _check_alike_weights(module, given)
+    check_alike_weights(module, given)
     first, *others = given.values()
     key, value = given.get("key"), given.get("value")
     if all(tensor is first for tensor in others):
@@ -307,23 +307,7 @@ def check_inputs(module: Widths, given: Mapping[str, Tensor]) -> None:
         )
 
 
-def check_visible(mask: Pattern | Tensor | None) -> None:
-    """Warns of a mask under which most queries see nothing: it may be the wrong way round."""
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.device.type != "cpu" or not mask.numel():
-        return
-    if torch.compiler.is_compiling():
-        return
-    blind = ~mask.any(-1)
-    if 2 * int(blind.sum()) > blind.numel():
-        warnings.warn(
-            f"{int(blind.sum())} of {blind.numel()} rows of a mask of shape {tuple(mask.shape)} allow no key at all: "
-            "their heads give 0. True = attend here; if True stood for masked out, pass `~mask`",
-            UserWarning,
-            stacklevel=3,
-        )
-
-
-def _check_alike_weights(module: Widths, given: Mapping[str, Tensor]) -> None:
+def check_alike_weights(module: nn.Module | Widths, given: Mapping[str, Tensor]) -> None:
     """Refuses inputs in another dtype or on another device than the weights, where no autocast and no hook mends it."""
     first = next((found for name in _FIRST if (found := getattr(module, name, None)) is not None), None)
     # Other kinds of linear maps, such as those of a quantised model, know themselves what they take.
@@ -341,6 +325,22 @@ def _check_alike_weights(module: Widths, given: Mapping[str, Tensor]) -> None:
             asked=f"inputs in the dtype and on the device of the weights, {weight.dtype} on {weight.device}",
             arrived=f"{name} of {tensor.dtype} on {tensor.device}",
             remedy=f"pass `{name}.to(weight)`, move the module, or call it under torch.autocast",
+        )
+
+
+def check_visible(mask: Pattern | Tensor | None) -> None:
+    """Warns of a mask under which most queries see nothing: it may be the wrong way round."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.device.type != "cpu" or not mask.numel():
+        return
+    if torch.compiler.is_compiling():
+        return
+    blind = ~mask.any(-1)
+    if 2 * int(blind.sum()) > blind.numel():
+        warnings.warn(
+            f"{int(blind.sum())} of {blind.numel()} rows of a mask of shape {tuple(mask.shape)} allow no key at all: "
+            "their heads give 0. True = attend here; if True stood for masked out, pass `~mask`",
+            UserWarning,
+            stacklevel=3,
         )
 
 

@@ -1,6 +1,6 @@
 """Reducers of a sequence: the Perceiver resampler, and the gated cross-attention that reads what it gives."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -9,7 +9,7 @@ from torch.nn.functional import gelu, relu
 
 from multihead.error import MultiheadError, check_kinds
 from multihead.layer.attention import MultiHeadAttention
-from multihead.layer.call import check_inputs, check_mask_kind
+from multihead.layer.call import check_alike_weights, check_inputs, check_mask_kind
 from multihead.layer.check import check_counts
 from multihead.layer.group import HeadGroup
 from multihead.layer.support import Support
@@ -133,6 +133,8 @@ class PerceiverResampler(nn.Module):
             MultiheadError: A context of another width, or a mask that does not fit.
         """
         check_inputs(self, {"query": context})
+        for layer in self.layers:
+            check_alike_weights(cast(ResamplerLayer, layer).attention, {"context": context})
         check_mask_kind(mask)
         allowed = self._allowed(context, mask)
         latents = self.latents.expand(context.shape[0], -1, -1)
@@ -230,5 +232,6 @@ class GatedCrossAttention(nn.Module):
             MultiheadError: Shapes that do not belong together.
         """
         check_kinds({"x": x, "media": media}, (Tensor,), "a tensor (batch, length, width)")
+        check_alike_weights(self.attention, {"x": x, "media": media})
         x = x + torch.tanh(self.attention_gate) * self.attention(self.norm(x), media, mask=mask)
         return x + torch.tanh(self.ffn_gate) * self.ffn(x)

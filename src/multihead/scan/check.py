@@ -61,6 +61,8 @@ def check_decay(log_decay: object, q: Tensor, k: Tensor) -> None:
         )
     _check_floating("log_decay", log_decay, q)
     if _looks(log_decay) and not bool((log_decay <= 0).all()):
+        log_decay = log_decay.detach()
+        _check_numbers("log_decay", log_decay)
         raise MultiheadError(
             asked="log_decay of at most 0: the logarithm of the share that is kept",
             arrived=f"log_decay from {float(log_decay.min()):.4g} to {float(log_decay.max()):.4g}",
@@ -82,6 +84,8 @@ def check_beta(beta: object, q: Tensor, k: Tensor) -> None:
         )
     _check_floating("beta", beta, q)
     if _looks(beta) and not bool(((beta >= 0) & (beta <= 2)).all()):
+        beta = beta.detach()
+        _check_numbers("beta", beta)
         raise MultiheadError(
             asked="beta from 0 (nothing is written) over 1 (the old value is replaced) to 2",
             arrived=f"beta from {float(beta.min()):.4g} to {float(beta.max()):.4g}",
@@ -160,6 +164,16 @@ def _elsewhere(name: str, given: Tensor, q: Tensor) -> MultiheadError:
     return MultiheadError(
         asked=f"{name} on the device of q, {q.device}", arrived=f"{given.device}", remedy=f"pass {name}.to(q.device)"
     )
+
+
+def _check_numbers(name: str, given: Tensor) -> None:
+    count = int(torch.isnan(given).sum())
+    if count:
+        raise MultiheadError(
+            asked=f"{name} of numbers",
+            arrived=f"NaN in {count:,} of {given.numel():,} places of {name}",
+            remedy="look for NaN in the layer's input or in its weights, as after training that diverged",
+        )
 
 
 def _looks(given: Tensor) -> bool:

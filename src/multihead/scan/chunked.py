@@ -218,13 +218,13 @@ def delta_step(given: Prepared, memory: Tensor) -> tuple[Tensor, Tensor]:
 
 def _stretches(given: Prepared, chunk: int) -> Iterator[tuple[Prepared, int]]:
     """Stretches of so many whole chunks, and what is left over as a shorter one: nothing is padded."""
-    whole, rest = divmod(given.length, chunk)
+    whole, rest = given.length // chunk, given.length % chunk  # of a size that a graph leaves open, too: no divmod
     batch, states = given.q.shape[:2]
     # A graph gets one stretch, whatever the length.
     stretch = max(1, whole if torch.compiler.is_compiling() else _AT_ONCE // max(1, batch * states))
     edges = [*range(0, whole, stretch), whole]
-    counts = [b - a for a, b in pairwise(edges)] + [1] * (rest > 0)
-    sizes = [b * chunk - a * chunk for a, b in pairwise(edges)] + [rest] * (rest > 0)
+    counts = [b - a for a, b in pairwise(edges)] + [1] * bool(rest)
+    sizes = [b * chunk - a * chunk for a, b in pairwise(edges)] + [rest] * bool(rest)
     yield from zip(given.parts(sizes), counts, strict=True)
 
 
