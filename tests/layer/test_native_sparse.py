@@ -183,8 +183,7 @@ def test_a_compiled_module_gives_the_same(randomise, unhooked):
 def published(monkeypatch):
     """fla's definition, loaded from its file: the package itself needs a compiler for graphics cards."""
     spec = importlib.util.find_spec("fla")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("fla-core is not installed")
+    assert spec is not None, "fla-core belongs to the development environment"
     names = ("fla", "fla.ops", "fla.ops.utils", "fla.ops.utils.pooling", "flash_attn")
     stubs = {name: ModuleType(name) for name in names}
 

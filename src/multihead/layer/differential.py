@@ -10,12 +10,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from multihead.error import MultiheadError, check_kinds
-from multihead.layer.base import Attends, Options
-from multihead.layer.cache import AttentionCache, Full, Kind
+from multihead.layer.base import Options
+from multihead.layer.cache import AttentionCache
 from multihead.layer.call import Call, Where, check_visible
 from multihead.layer.check import check_counts, check_eps, check_whole, is_number, listed_divisors
 from multihead.layer.group import HeadGroup, QKNorm
 from multihead.layer.kept import kept
+from multihead.layer.one_width import OneWidth
 from multihead.layer.part import GroupPart, Norm, zero_bias
 from multihead.layer.placing import placed
 from multihead.layer.support import Support
@@ -80,7 +81,7 @@ class TokenLambda:
     bias: bool = False
 
 
-class DifferentialAttention(Attends):
+class DifferentialAttention(OneWidth):
     """Heads of two maps each, of which one is taken off the other: `(softmax(Q1 K1^T) - lambda softmax(Q2 K2^T)) V`.
 
     Ye et al., "Differential Transformer" (2024), arXiv:2410.05258. A head has two queries and two keys of width
@@ -181,22 +182,6 @@ class DifferentialAttention(Attends):
         first, second = wide.prod(1).sum(-1).exp()
         return (first - second + self.lambdas.initial).to(query.dtype).view(1, 1, 1, 1)
 
-    def cache(self, *, batch: int, kind: Kind | None = None) -> AttentionCache:
-        """An empty cache for decoding step by step: `layer(x, mask=causal(), cache=cache)`.
-
-        Args:
-            batch: Number of sequences.
-            kind: `Full()`, `Static(length)`, `Sliding(window)`, or `Int8(...)` around one of them; None is `Full()`.
-
-        Raises:
-            MultiheadError: A batch that is no count.
-
-        Example:
-            >>> DifferentialAttention(64, heads=4).cache(batch=1).length
-            0
-        """
-        return AttentionCache(self.groups, batch=batch, kinds=[Full() if kind is None else kind])
-
     def forward(
         self,
         query: Tensor,
@@ -236,10 +221,6 @@ class DifferentialAttention(Attends):
         if isinstance(self.lambdas, LayerLambda):
             heads = self.norm(heads) * (1 - self.lambdas.initial)
         return self.out_proj(heads.transpose(1, 2).flatten(2))
-
-    def widths(self) -> dict[str, int]:
-        """Input widths of query, key and value."""
-        return dict.fromkeys(("query", "key", "value"), self.embed_dim)
 
     def extra_repr(self) -> str:
         """Sizes for `print(model)`."""

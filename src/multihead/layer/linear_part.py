@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from multihead.error import MultiheadError
+from multihead.layer.angles import rotation_from
 from multihead.layer.group import HeadGroup
 from multihead.layer.linear_options import LinearScoring
 from multihead.layer.scan_mask import Order
@@ -107,8 +108,7 @@ class LinearPart(nn.Module):
     def _turned(self, x: Tensor, start: int) -> Tensor:
         if self.position is None:
             return x
-        pos = torch.arange(start, start + x.shape[2], device=x.device)
-        return self.position.rotation(pos, x.shape[-1], dtype=torch.promote_types(x.dtype, torch.float32)).apply(x)
+        return rotation_from(self.position, start, x).apply(x)
 
     def _check_all_seen(self, *, cached: bool) -> None:
         told = {

@@ -7,13 +7,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from multihead.error import check_kinds
-from multihead.layer.base import Attends, Options
-from multihead.layer.cache import AttentionCache, Full, Kind
+from multihead.layer.base import Options
+from multihead.layer.cache import AttentionCache
 from multihead.layer.call import Call, Where, check_mask_kind, check_visible
 from multihead.layer.check import check_counts
 from multihead.layer.group import HeadGroup
 from multihead.layer.kept import kept
 from multihead.layer.mixed import check_uniform, one_group
+from multihead.layer.one_width import OneWidth
 from multihead.layer.part import GroupPart
 from multihead.layer.placing import placed
 from multihead.layer.routing import Choice, Dealt, Router, deal, from_experts, to_experts
@@ -21,7 +22,7 @@ from multihead.layer.support import Support
 from multihead.pattern import Pattern
 
 
-class MoAAttention(Attends):
+class MoAAttention(OneWidth):
     """Attention by experts: `y = sum_e g_e(x) Attention(x W_q^e, K, V) W_o^e + b` over the experts a token takes.
 
     Zhang et al., "Mixture of Attention Heads" (2022), arXiv:2210.05144, as JetMoe has it (Shen et al. 2024,
@@ -118,22 +119,6 @@ class MoAAttention(Attends):
         self.router.reset_parameters()
         self._part.reset_parameters()
 
-    def cache(self, *, batch: int, kind: Kind | None = None) -> AttentionCache:
-        """An empty cache for decoding step by step: `layer(x, mask=causal(), cache=cache)`.
-
-        Args:
-            batch: Number of sequences.
-            kind: `Full()`, `Static(length)`, `Sliding(window)`, or `Int8(...)` around one of them; None is `Full()`.
-
-        Raises:
-            MultiheadError: A batch that is no count.
-
-        Example:
-            >>> MoAAttention(64).cache(batch=1).length
-            0
-        """
-        return AttentionCache(self.groups, batch=batch, kinds=[Full() if kind is None else kind])
-
     def forward(
         self,
         query: Tensor,
@@ -171,10 +156,6 @@ class MoAAttention(Attends):
         with kept(cache):
             heads = self._heads(call, dealt, positions)
         return self._joined(heads, choice, dealt)
-
-    def widths(self) -> dict[str, int]:
-        """Input widths of query, key and value."""
-        return dict.fromkeys(("query", "key", "value"), self.embed_dim)
 
     def extra_repr(self) -> str:
         """Sizes for `print(model)`."""

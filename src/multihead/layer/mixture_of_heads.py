@@ -10,14 +10,15 @@ from torch import Tensor, nn
 
 from multihead.attend import Problem, attention, choose, make_problem
 from multihead.error import MultiheadError, check_kinds
-from multihead.layer.base import Attends, Options
-from multihead.layer.cache import AttentionCache, Full, Kind
+from multihead.layer.base import Options
+from multihead.layer.cache import AttentionCache
 from multihead.layer.call import Call, Where, check_visible
 from multihead.layer.check import check_counts, check_whole
 from multihead.layer.gathered import Gathered, Rows
 from multihead.layer.group import HeadGroup
 from multihead.layer.kept import kept
 from multihead.layer.mixed import by_head, check_unbiased, one_group
+from multihead.layer.one_width import OneWidth
 from multihead.layer.part import GroupPart, zero_bias
 from multihead.layer.placing import placed
 from multihead.layer.routing import Choice, Router, check_chosen
@@ -41,7 +42,7 @@ class Heads(Problem):
     shared: int
 
 
-class MoHAttention(Attends):
+class MoHAttention(OneWidth):
     """Multi-head attention of which each token takes some heads: `y = sum_h g_h(x) head_h W_o^h`.
 
     Jin et al., "MoH: Multi-Head Attention as Mixture-of-Head Attention" (2024), arXiv:2410.11842. The first `shared`
@@ -135,22 +136,6 @@ class MoHAttention(Attends):
         self.router.reset_parameters()
         self._part.reset_parameters()
 
-    def cache(self, *, batch: int, kind: Kind | None = None) -> AttentionCache:
-        """An empty cache for decoding step by step: `layer(x, mask=causal(), cache=cache)`.
-
-        Args:
-            batch: Number of sequences.
-            kind: `Full()`, `Static(length)`, `Sliding(window)`, or `Int8(...)` around one of them; None is `Full()`.
-
-        Raises:
-            MultiheadError: A batch that is no count.
-
-        Example:
-            >>> MoHAttention(64).cache(batch=1).length
-            0
-        """
-        return AttentionCache(self.groups, batch=batch, kinds=[Full() if kind is None else kind])
-
     def forward(
         self,
         query: Tensor,
@@ -215,10 +200,6 @@ class MoHAttention(Attends):
         if isinstance(shared.mask, Pattern) and by_head(shared.mask):
             shared = _of_rows(shared, Rows.of(problem.taken[:, :first]), 0)
         return torch.cat([self._ran(shared), found], 1)
-
-    def widths(self) -> dict[str, int]:
-        """Input widths of query, key and value."""
-        return dict.fromkeys(("query", "key", "value"), self.embed_dim)
 
     def extra_repr(self) -> str:
         """Sizes for `print(model)`."""

@@ -6,13 +6,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from multihead.layer.base import Attends, Options
-from multihead.layer.cache import AttentionCache, Full, Kind
+from multihead.layer.base import Options
+from multihead.layer.cache import AttentionCache
 from multihead.layer.call import Call, Where, check_visible
 from multihead.layer.check import check_counts
 from multihead.layer.group import HeadGroup
 from multihead.layer.kept import kept
 from multihead.layer.mixed import one_group
+from multihead.layer.one_width import OneWidth
 from multihead.layer.part import GroupPart
 from multihead.layer.placing import placed
 from multihead.layer.routing import Router, deal, from_experts, to_experts
@@ -21,7 +22,7 @@ from multihead.pattern import Pattern
 from multihead.position import PositionBias
 
 
-class SwitchHeadAttention(Attends):
+class SwitchHeadAttention(OneWidth):
     """Few heads, each with experts for its values and its output: fewer matrices of weights for as many parameters.
 
     Csordas et al., "SwitchHead" (2023), arXiv:2312.07987. Queries and keys are plain. For head h:
@@ -104,22 +105,6 @@ class SwitchHeadAttention(Attends):
             if part is not None:
                 part.reset_parameters()
 
-    def cache(self, *, batch: int, kind: Kind | None = None) -> AttentionCache:
-        """An empty cache for decoding step by step: `layer(x, mask=causal(), cache=cache)`.
-
-        Args:
-            batch: Number of sequences.
-            kind: `Full()`, `Static(length)`, `Sliding(window)`, or `Int8(...)` around one of them; None is `Full()`.
-
-        Raises:
-            MultiheadError: A batch that is no count.
-
-        Example:
-            >>> SwitchHeadAttention(64).cache(batch=1).length
-            0
-        """
-        return AttentionCache(self.groups, batch=batch, kinds=[Full() if kind is None else kind])
-
     def forward(
         self,
         query: Tensor,
@@ -154,10 +139,6 @@ class SwitchHeadAttention(Attends):
         with kept(cache):
             heads = self._heads(call, positions)
         return self._joined(query, self._part.gated(query, heads.transpose(1, 2)))
-
-    def widths(self) -> dict[str, int]:
-        """Input widths of query, key and value."""
-        return dict.fromkeys(("query", "key", "value"), self.embed_dim)
 
     def extra_repr(self) -> str:
         """Sizes for `print(model)`."""

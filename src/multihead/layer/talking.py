@@ -11,13 +11,14 @@ from torch.utils.checkpoint import checkpoint
 from multihead.attend import Problem, make_problem
 from multihead.attend.problem import cap, hide, products
 from multihead.error import MultiheadError
-from multihead.layer.base import Attends, Options
-from multihead.layer.cache import AttentionCache, Full, Kind
+from multihead.layer.base import Options
+from multihead.layer.cache import AttentionCache
 from multihead.layer.call import Call, Where, check_visible
 from multihead.layer.check import check_counts
 from multihead.layer.group import HeadGroup, read_groups
 from multihead.layer.kept import kept
 from multihead.layer.linear_options import LinearScoring
+from multihead.layer.one_width import OneWidth
 from multihead.layer.part import GroupPart, zero_bias
 from multihead.layer.placing import placed
 from multihead.layer.support import Support
@@ -28,7 +29,7 @@ _TARGET = 2**20  # scores of a block, over all batch rows and heads
 _LEAST = 16  # queries in a block
 
 
-class TalkingHeadsAttention(Attends):
+class TalkingHeadsAttention(OneWidth):
     """Multi-head attention whose heads exchange scores and weights: `softmax(P S) R V`, S the scores of all heads.
 
     `S'_h = sum_g P[h, g] S_g`, `W_h = softmax(S'_h + bias, where allowed)`, `W'_h = sum_g R[h, g] W_g`, head h gives
@@ -109,22 +110,6 @@ class TalkingHeadsAttention(Attends):
         nn.init.eye_(self.logit_mix)
         nn.init.eye_(self.weight_mix)
 
-    def cache(self, *, batch: int, kind: Kind | None = None) -> AttentionCache:
-        """An empty cache for decoding step by step: `layer(x, mask=causal(), cache=cache)`.
-
-        Args:
-            batch: Number of sequences.
-            kind: `Full()`, `Static(length)`, `Sliding(window)`, or `Int8(...)` around one of them; None is `Full()`.
-
-        Raises:
-            MultiheadError: A batch that is no count.
-
-        Example:
-            >>> TalkingHeadsAttention(64).cache(batch=1).length
-            0
-        """
-        return AttentionCache(self.groups, batch=batch, kinds=[Full() if kind is None else kind])
-
     def forward(
         self,
         query: Tensor,
@@ -176,10 +161,6 @@ class TalkingHeadsAttention(Attends):
             for rows in blocks
         ]
         return torch.cat(cast(list[Tensor], made), 2).to(problem.q.dtype)
-
-    def widths(self) -> dict[str, int]:
-        """Input widths of query, key and value."""
-        return dict.fromkeys(("query", "key", "value"), self.embed_dim)
 
     def extra_repr(self) -> str:
         """Sizes for `print(model)`."""

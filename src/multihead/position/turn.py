@@ -28,11 +28,10 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
     """
     wide = torch.promote_types(x.dtype, cos.dtype)
     cos, sin = cos.to(wide), sin.to(wide)
-    if torch.compiler.is_compiling() or cos.requires_grad or sin.requires_grad:
-        # In a graph nothing is gained by writing in place, and lengths may be unknown.
-        return _formula(x.to(wide), cos, sin, halves=halves).to(x.dtype)
     trained = torch.is_grad_enabled() and x.requires_grad
-    if x.numel() <= _SMALL and (trained or x.dtype == wide):
+    # In a graph nothing is gained by writing in place, and lengths may be unknown: it is asked about first.
+    plain = torch.compiler.is_compiling() or cos.requires_grad or sin.requires_grad
+    if plain or (x.numel() <= _SMALL and (trained or x.dtype == wide)):
         return _formula(x.to(wide), cos, sin, halves=halves).to(x.dtype)
     if trained:
         return cast(Tensor, _Turn.apply(x, cos, sin, halves))
