@@ -64,12 +64,14 @@ class LastLook {
     vf held[VECTORS];
     const bool columns = sums_.columns;
     each<VECTORS>([&](auto c) __attribute__((always_inline)) { held[c] = b_.held[head * VECTORS + c]; });
+    const int64_t after = b_.next_tile(f_);
     for (int64_t r = first; r < end; r++) {
       if (!some || factor[r] == 0.f) {
         std::memset(roots + r * PANEL, 0, sizeof(float) * PANEL);
         continue;
       }
       const float *line = b_.line(f_, head, panel, r);
+      for (int at = 0; at < PANEL; at += 16) __builtin_prefetch(line + after + at, 0, 2);
       const vf by = splat(factor[r]);
       each<VECTORS>([&](auto c) __attribute__((always_inline)) {
         const vf e = load(line + c * W) * by;

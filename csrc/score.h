@@ -7,14 +7,28 @@
 namespace mh {
 namespace MH_VARIANT {
 
+// What is brought nearer while a product is made, so many bytes with each step of it. All at once would wait: a processor
+// has room for some twenty lines that are on their way.
+struct Ahead {
+  const char *from;
+  int64_t bytes;
+
+  MH_INLINE void step(int64_t place) const {
+    const char *here = from + place * bytes;
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(here + at, 0, 2);
+  }
+};
+
 // acc[r][c] = products of MR queries with N vectors of keys; `k` points at the first of these keys within its panel.
-template <class E, int N>
-MH_INLINE void multiply(const typename E::Word *q, const typename E::Word *k, int64_t words, vf (&acc)[MR][N]) {
+template <class E, int N, bool FETCH = false>
+MH_INLINE void multiply(const typename E::Word *q, const typename E::Word *k, int64_t words, vf (&acc)[MR][N],
+                        [[maybe_unused]] Ahead ahead = {}) {
   each<MR>([&](auto r) __attribute__((always_inline)) {
     each<N>([&](auto c) __attribute__((always_inline)) { acc[r][c] = vf{}; });
   });
 #pragma GCC unroll 2
   for (int64_t w = 0; w < words; w++) {
+    if constexpr (FETCH) ahead.step(w);
     if constexpr (std::is_same_v<E, Single>) {
       vf key[N];
       each<N>([&](auto c) __attribute__((always_inline)) { key[c] = load(k + w * PANEL + c * W); });

@@ -94,25 +94,26 @@ class Scores {
     if (seen == Seen::NOTHING) return;
     const int64_t kv_head = head_ / (f_.p.heads / f_.p.kv_heads);
     const auto *k = static_cast<const typename E::Word *>(f_.keys) + (kv_head * f_.panels + index) * f_.words * PANEL;
-    fetch(k + f_.words * PANEL, index, tile);
+    const Ahead next = ahead(k + f_.words * PANEL, index, tile);
     vf most[MR];
     const uint64_t *hidden = seen == Seen::SOME ? allowed : nullptr;
     if (f_.plain) {
-      score_tile<E, true>(f_.scoring, b_.q + start * f_.words, k, f_.words, b_.bias, hidden, b_.scores, most);
+      score_tile<E, true>(f_.scoring, b_.q + start * f_.words, k, f_.words, b_.bias, hidden, b_.scores, most, next);
     } else {
       fill_bias(panel, start, rows);
-      score_tile<E, false>(f_.scoring, b_.q + start * f_.words, k, f_.words, b_.bias, hidden, b_.scores, most);
+      score_tile<E, false>(f_.scoring, b_.q + start * f_.words, k, f_.words, b_.bias, hidden, b_.scores, most, next);
     }
     spread_.add(index, start, rows, allowed, b_.scores, most);
     if (!links_.asked()) return;
     for (int r = 0; r < rows; r++) links_.take(index, start + r, allowed[r], b_.scores + r * PANEL, most[r]);
   }
 
-  // The keys of the next panel come nearer while this one is at work, a part with each tile.
-  void fetch(const typename E::Word *next, int64_t index, int64_t tile) const {
-    if (index + 1 >= b_.to) return;
-    const int64_t part = f_.words * PANEL / f_.tiles;
-    for (int64_t at = 0; at < part; at += PANEL / 4) __builtin_prefetch(next + tile * part + at, 0, 2);
+  // The keys of the next panel come nearer while this one is at work, a part with each step of each tile.
+  Ahead ahead(const typename E::Word *next, int64_t index, int64_t tile) const {
+    if (index + 1 >= b_.to) return {reinterpret_cast<const char *>(next), 0};
+    const int64_t bytes = f_.words * PANEL * static_cast<int64_t>(sizeof(*next)) / f_.tiles;
+    const int64_t steps = f_.words * (PANEL / STRIP);
+    return {reinterpret_cast<const char *>(next) + tile * bytes, bytes / steps};
   }
 
   void fill_bias(const Panel &panel, int64_t start, int rows) {

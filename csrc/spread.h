@@ -99,8 +99,10 @@ class Spread {
     Row *row = b_.row + start;
     float *line = b_.line(f_, head_, index, start);
     const vf by = splat(f_.to_log2), floor = splat(floor_), lanes = iota();
-    const int64_t key = index * PANEL;
+    const int64_t key = index * PANEL, after = b_.next_tile(f_);
     for (int r = 0; r < rows; r++, row++, line += PANEL, scores += PANEL) {
+      if constexpr (TOGETHER)
+        for (int at = 0; at < PANEL; at += 16) __builtin_prefetch(line + after + at, 1, 2);
       row->sees += __builtin_popcountll(allowed[r]);
       if (__builtin_expect(any_above(most[r], splat(row->peak)), 0))
         meet_larger(index, start + r, allowed[r], scores, most[r]);

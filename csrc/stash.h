@@ -86,19 +86,22 @@ struct Block {
     const int64_t tile = panel * f.tiles + row / MR;
     return stash + ((f.together ? tile * f.p.heads + head : tile) * MR + row % MR) * PANEL;
   }
+  // From a line to that of the same row of the next tile.
+  MH_INLINE int64_t next_tile(const Facts &f) const { return (f.together ? f.p.heads : 1) * MR * PANEL; }
   MH_INLINE uint8_t &kind(const Facts &f, int64_t head, int64_t panel, int64_t tile) const {
     return seen[(head * f.panels + panel) * f.tiles + tile];
   }
 };
 
-// Scores of MR rows and a panel, with the largest of each row.
+// Scores of MR rows and a panel, with the largest of each row. `next`: what a tile brings nearer.
 template <class E, bool PLAIN>
 __attribute__((noinline)) void score_tile(const Scoring &scoring, const typename E::Word *q, const typename E::Word *k,
                                           int64_t words, const float *bias, const uint64_t *allowed, float *scores,
-                                          vf (&most)[MR]) {
+                                          vf (&most)[MR], Ahead next) {
   for (int at = 0; at < PANEL; at += STRIP) {
     vf acc[MR][NV];
-    multiply<E, NV>(q, k + at, words, acc);
+    multiply<E, NV, true>(q, k + at, words, acc, next);
+    next.from += next.bytes * words;
     if constexpr (!PLAIN) scoring.finish<NV>(acc, bias + at);
     if (__builtin_expect(allowed != nullptr, 0)) hide<NV>(acc, allowed, at);
     each<MR>([&](auto r) __attribute__((always_inline)) {

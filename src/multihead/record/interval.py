@@ -26,8 +26,13 @@ _FREEDOM = GROUPS - 1
 _FEW_ROWS = 4
 """With fewer drawn rows than this behind a value nothing is said of it but its bounds."""
 
-_SKEW = 2.0
-"""Skewness of so few totals is about half of that of what they are drawn from, where that is large."""
+_SKEW = 5.0
+"""The skewness of so few totals falls short of that of what they are drawn from, the more the larger that is.
+
+By this factor intervals of 95 % held weight on the previous and the same token in 0.95 to 0.96 of draws for MiniLM and
+SmolLM2, and in 0.90 to 0.93 for random heads whose weights are spread like exp(2 x), of which a few rows in hundreds
+make up most. With 2 these were 0.93 to 0.94 and 0.84 to 0.89.
+"""
 
 _ROUNDING = 1e-5
 """Shares that lie so little outside of their bounds do so from rounding."""
