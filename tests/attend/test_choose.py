@@ -43,7 +43,7 @@ def fastest(monkeypatch):
 @pytest.mark.usefixtures("fastest")
 def test_the_first_that_can_is_taken():
     q, k, v = qkv()
-    assert [backend.NAME for backend in AUTOMATIC] == ["native", "sdpa", "tiled"]
+    assert [backend.NAME for backend in AUTOMATIC] == ["native", "blockwise", "sdpa", "tiled"]
     assert attention_lse(q, k, v).backend == "native"
     assert attention_lse(q, k, v, softcap=1.0).backend == "native"
     assert attention_lse(q[:0], k[:0], v[:0]).backend == "native"
@@ -106,13 +106,12 @@ def test_when_none_can_every_reason_is_told(monkeypatch):
         monkeypatch.setattr(backend, "why_not", lambda problem: ["not today"])
     with pytest.raises(BackendRefused) as raised:
         attention(*qkv())
-    assert raised.value.reasons == {"native": ("not today",), "sdpa": ("not today",), "tiled": ("not today",)}
+    assert raised.value.reasons == {backend.NAME: ("not today",) for backend in AUTOMATIC}
 
 
 def test_an_unknown_backend():
-    message = (
-        r"this library\n  got: backend='flash'\n  fix: pass \"auto\" or one of native, sdpa, tiled, flex, reference"
-    )
+    names = "native, blockwise, sdpa, tiled, flex, reference"
+    message = rf"this library\n  got: backend='flash'\n  fix: pass \"auto\" or one of {names}"
     for call in (attention, attention_lse, explain_backend):
         with pytest.raises(MultiheadError, match=message):
             call(*qkv(), backend="flash")
@@ -136,6 +135,8 @@ def test_the_explanation_has_a_line_for_each():
         "q (2, 4, 6, 8), k (2, 2, 6, 8), v (2, 2, 6, 8), float32 on cpu, mask causal, softcap 1, Sigmoid(bias=0.0)",
         "  native     cannot: it has softmax only, not Sigmoid(bias=0.0); compiled kernel not built: install a C++ "
         "compiler (g++ or clang++), then multihead again from its sources",
+        "  blockwise  cannot: it is for masks that are, or contain by &, chosen blocks of 16 keys or more; it has "
+        "softmax only, not Sigmoid(bias=0.0)",
         "  sdpa       cannot: its kernels have softmax only, not Sigmoid(bias=0.0); its kernels have no softcap",
         "  tiled      chosen: plain torch, bands of 6 queries",
         "  flex       cannot: FlexAttention has softmax only, not Sigmoid(bias=0.0)",
@@ -150,6 +151,7 @@ def test_the_explanation_of_a_named_backend():
     assert named.chosen == "reference"
     assert [line.split()[1] for line in str(named).splitlines()[1:]] == [
         "cannot:",
+        "cannot:",
         "could:",
         "could:",
         "only",
@@ -157,7 +159,7 @@ def test_the_explanation_of_a_named_backend():
     ]
     refused = explain_backend(q, k, v, softcap=1.0, backend="sdpa")
     assert refused.chosen is None
-    assert [(verdict.backend, verdict.reasons, verdict.automatic) for verdict in refused.verdicts[1:]] == [
+    assert [(verdict.backend, verdict.reasons, verdict.automatic) for verdict in refused.verdicts[2:]] == [
         ("sdpa", ("its kernels have no softcap",), True),
         ("tiled", (), True),
         ("flex", (), False),

@@ -10,7 +10,7 @@ from typing import Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor
 
-from multihead.attend import defined, flex, native, sdpa, tiled
+from multihead.attend import blockwise, defined, flex, native, sdpa, tiled
 from multihead.attend.problem import Problem
 from multihead.error import BackendRefused, MultiheadError
 
@@ -39,8 +39,13 @@ class Backend(Protocol):
         ...
 
 
-# "auto" takes the first without a reason against it, but for what the measured table says of the first two.
-AUTOMATIC: tuple[Backend, ...] = (cast(Backend, native), cast(Backend, sdpa), cast(Backend, tiled))
+# "auto" takes the first without a reason against it, but for what was measured to go before the first.
+AUTOMATIC: tuple[Backend, ...] = (
+    cast(Backend, native),
+    cast(Backend, blockwise),
+    cast(Backend, sdpa),
+    cast(Backend, tiled),
+)
 # Only by name: the first was never measured where it is fast, and both store every weight on the CPU.
 BY_NAME: tuple[Backend, ...] = (cast(Backend, flex), cast(Backend, defined))
 
@@ -131,7 +136,11 @@ def choose(problem: Problem, backend: str) -> Backend:
 
 def _behind(candidate: Backend, problem: Problem) -> str | None:
     """Why "auto" passes over a backend that can run the problem: one that was measured to be faster can run it too."""
-    told = native.behind(problem) if candidate.NAME == native.NAME else None
+    if candidate.NAME != native.NAME:
+        return None
+    if not blockwise.why_not(problem):
+        return blockwise.ahead(problem)
+    told = native.behind(problem)
     return told if told is not None and not sdpa.why_not(problem) else None
 
 

@@ -1,0 +1,422 @@
+"""Attention to chosen blocks of keys, each with the queries that chose it: no other pair costs anything.
+
+A pattern of tiles is as fine as a tile: where each query chooses for itself, nearly every tile of 64 x 64 pairs holds a
+query that chose it. Here the queries that chose a block are gathered instead (as in MoBA: Lu et al. 2025, arXiv
+2502.13189), multiplied with that block alone, and joined with what they had from earlier blocks by a running maximum
+and sum (Milakov and Gimelshein 2018, arXiv 1805.02867). A query comes once to a block, so that nothing is added in an
+order that could differ from run to run. Weights are made again in the backward pass from two numbers a row.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from multihead.attend.fit import finite
+from multihead.attend.normaliser import Softmax
+from multihead.attend.order import FirstOrder, hidden, last
+from multihead.attend.problem import Problem, blank
+from multihead.pattern import Pattern, Tile
+from multihead.pattern.algebra import And
+from multihead.pattern.chosen import Chosen, unpacked
+
+NAME = "blockwise"
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+LEAST = 16
+"""Keys in a block: with fewer the products are too small to be worth a call each."""
+
+_WORD = 64
+_AT_ONCE = 2**18  # weights that exist at once
+_BITS = 2**24  # bits that are counted at once
+_EDGE = 64  # queries that the rest of a mask is asked about together, and that share a tile of the compiled kernel
+_DEARER = 10
+"""A chosen pair takes here about ten times as long as a pair of a tile takes the compiled kernel (14 and 1.5 ns with
+heads of 64, blocks of 64, float32, one core)."""
+
+
+def why_not(problem: Problem) -> list[str]:
+    """Every reason against it, in words; none if it can run the problem."""
+    reasons = [f"it has no {what}" for what in hidden(problem)]
+    if _chosen_of(problem.mask) is None:
+        reasons.append(f"it is for masks that are, or contain by &, chosen blocks of {LEAST} keys or more")
+    if not isinstance(problem.normaliser, Softmax):
+        reasons.append(f"it has softmax only, not {problem.normaliser}")
+    if problem.bias is not None:
+        reasons.append("it has no bias")
+    if problem.dropout > 0:
+        reasons.append("it has no dropout")
+    if torch.compiler.is_compiling() or problem.q.is_meta:
+        reasons.append("how many queries chose a block is known from numbers alone, which a graph does not have")
+    return reasons
+
+
+def how(problem: Problem) -> str:
+    """What runs, in words."""
+    chosen = _asked(problem)
+    return f"plain torch, {_share(chosen):.1%} of all pairs in {chosen.columns} blocks of {chosen.block} keys"
+
+
+def ahead(problem: Problem) -> str | None:
+    """Why it goes before the compiled kernel, which takes whole tiles in a tenth of the time a pair, or None.
+
+    Args:
+        problem: One that it can run.
+    """
+    chosen = _asked(problem)
+    share, touched = _share(chosen), _touched(chosen)
+    if share * _DEARER >= touched:
+        return None
+    return f"its tiles of {_EDGE} queries touch {touched:.1%} of all pairs, of which {share:.1%} are chosen"
+
+
+def _share(chosen: Chosen) -> float:
+    """The share of all pairs that was chosen."""
+    return _ones(chosen.bits.on("cpu"), chosen.columns)
+
+
+def _touched(chosen: Chosen) -> float:
+    """The share of all pairs in tiles of queries one of which chose the block."""
+    words = chosen.bits.on("cpu").numpy()
+    if not words.size:
+        return 0.0
+    starts = numpy.arange(0, words.shape[2], max(1, _EDGE // chosen.span))
+    return _ones(torch.from_numpy(numpy.bitwise_or.reduceat(words, starts, axis=2)), chosen.columns)
+
+
+def _ones(words: Int[Tensor, "_ _ rows words"], columns: int) -> float:
+    """The share of bits that are set."""
+    rows = words.flatten(0, 2)
+    ones = sum(int(unpacked(some, columns).sum()) for some in rows.split(max(1, _BITS // max(columns, 1))))
+    return ones / max(rows.shape[0] * columns, 1)
+
+
+def run(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Output (batch, heads, q_len, v_head_dim) and log-sum-exp (batch, heads, q_len).
+
+    Gradients flow to q, k, v and the sinks, from both results.
+    """
+    if torch.is_grad_enabled():
+        sinks = problem.normaliser.sinks if isinstance(problem.normaliser, Softmax) else None
+        out, lse, _ = _Blockwise.apply(problem, problem.q, problem.k, problem.v, sinks)
+        return out, lse
+    out, settled = _attend(problem)
+    return out, settled.sum(-1)
+
+
+class _Blockwise(FirstOrder):
+    """(out, lse, settled); the tensors a gradient may flow to are handed over one by one."""
+
+    @staticmethod
+    def forward(
+        problem: Problem, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        out, settled = _attend(_rebuilt(problem, q, k, v, sinks))
+        return out, settled.sum(-1), settled
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        problem, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        ctx.problem = problem
+        ctx.save_for_backward(*tensors, output[0], output[2])
+        ctx.mark_non_differentiable(output[2])
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad_out, grad_lse, _ = grad_outputs
+        q, k, v, sinks, out, settled = ctx.saved_tensors
+        with torch.no_grad():
+            problem = _rebuilt(ctx.problem, q, k, v, sinks)
+            if grad_out is None:
+                grad_out = torch.zeros_like(out)
+            grads = _pull(problem, out, settled, grad_out, grad_lse)
+        known = [(g.to(x.dtype), x) for g, x in zip(grads, (q, k, v, sinks), strict=True) if g is not None]
+        guarded = iter(last([g for g, _ in known], [*(x for _, x in known), grad_out]))
+        return None, *(None if g is None else next(guarded) for g in grads)
+
+
+def _attend(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Output, and for each row the largest score and the log of the sum of exponentials below it."""
+    q, k, v = _wide(problem)
+    rows = _Running.begin(problem)
+    for piece in _pieces(problem):
+        scores = _scores(problem, piece, q.index_select(0, piece.rows), k)[0]
+        rows.take(piece, scores, v)
+    out = blank(problem)
+    shape = problem.q.shape[:3]
+    settled = rows.settled()
+    out.copy_((rows.mixed * torch.exp(-finite(settled[:, 1]))[:, None]).view(*shape, problem.v_head_dim))
+    return out, settled.view(*shape, 2)
+
+
+def _pull(
+    problem: Problem, out: Tensor, settled: Tensor, grad_out: Tensor, grad_lse: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of q, k, v and the sinks."""
+    q, k, v = _wide(problem)
+    flat = grad_out.to(problem.wide).reshape(-1, problem.v_head_dim)
+    inner = (grad_out.to(problem.wide) * out.to(problem.wide)).sum(-1)
+    inner = inner if grad_lse is None else inner - grad_lse.to(problem.wide)
+    peak, rest = settled.reshape(-1, 2).unbind(-1)
+    each = torch.stack([peak, torch.exp(-finite(rest)), inner.reshape(-1)], 1)
+    grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in (q, k, v))
+    for piece in _pieces(problem):
+        some, come = q.index_select(0, piece.rows), flat.index_select(0, piece.rows)
+        base, factor, less = each.index_select(0, piece.rows).split(1, 1)
+        scores, capped = _scores(problem, piece, some, k)
+        # No weight exceeds 1, however the products were rounded.
+        weights = scores.sub_(base).clamp_(max=0.0).exp_().mul_(factor)
+        grad = piece.times(come, v, transposed=True).sub_(less).mul_(weights)
+        if capped is not None and problem.softcap is not None:
+            grad *= 1 - (capped / problem.softcap) ** 2
+        grad_q.index_add_(0, piece.rows, piece.times(grad, k))
+        piece.add_keys(grad_k, grad, some)
+        piece.add_keys(grad_v, weights, come)
+    grads = (grad_q * problem.scale).view(problem.q.shape), grad_k.view(problem.k.shape), grad_v.view(problem.v.shape)
+    return *grads, _pull_sinks(problem, settled.sum(-1), inner)
+
+
+def _pull_sinks(problem: Problem, lse: Tensor, inner: Tensor) -> Tensor | None:
+    """Gradient of the sinks: the sink of a row takes up weight like a key whose value is 0."""
+    assert isinstance(problem.normaliser, Softmax)
+    sinks = problem.normaliser.sinks
+    if sinks is None:
+        return None
+    # `finite`: a row without any key, and without a sink, has none to give to.
+    return -(torch.exp(sinks.to(lse)[:, None] - finite(lse)) * inner).sum((0, 2))
+
+
+def _scores(problem: Problem, piece: "_Piece", q: Tensor, k: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Scores of a piece, -inf where the rest of the mask hides a pair, and with a softcap what it made of them."""
+    scores = piece.times(q, k, transposed=True)
+    capped = None
+    if problem.softcap is not None:
+        scores = capped = problem.softcap * torch.tanh(scores / problem.softcap)
+    if capped is not None:
+        scores = scores.clone()
+    if piece.cut is not None:
+        places, hidden_keys = piece.cut
+        scores.index_copy_(0, places, scores.index_select(0, places).masked_fill_(hidden_keys, -torch.inf))
+    return scores, capped
+
+
+class _Piece(NamedTuple):
+    """A block of keys, and some of the queries that attend to it.
+
+    Args:
+        cols: Its keys.
+        rows: The queries, as places in (batch, heads, q_len) counted through, rising.
+        spans: Which of them belong to which key/value head, counted through (batch, kv_heads): (head, begin, end).
+        cut: Of some of the queries, by their places among `rows`, which keys the rest of the mask hides; or None.
+    """
+
+    cols: slice
+    rows: Int[Tensor, " rows"]
+    spans: tuple[tuple[int, int, int], ...]
+    cut: tuple[Int[Tensor, " some"], Bool[Tensor, "some cols"]] | None
+
+    def times(self, left: Tensor, right: Tensor, *, transposed: bool = False) -> Tensor:
+        """Each row times its head's part of `right` (heads, keys, dim)."""
+        size = self.cols.stop - self.cols.start if transposed else right.shape[2]
+        made = left.new_empty(left.shape[0], size)
+        for head, begin, end in self.spans:
+            part = right[head, self.cols]
+            torch.mm(left[begin:end], part.T if transposed else part, out=made[begin:end])
+        return made
+
+    def add_keys(self, to: Tensor, left: Tensor, right: Tensor) -> None:
+        """Adds `left.T @ right` of the rows of each head to its keys."""
+        for head, begin, end in self.spans:
+            to[head, self.cols].addmm_(left[begin:end].T, right[begin:end])
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """Rows on their way: the largest score, the sum of exponentials below it, and the values mixed by these."""
+
+    peak: Tensor
+    total: Tensor
+    mixed: Tensor
+
+    @classmethod
+    def begin(cls, problem: Problem) -> "_Running":
+        """Nothing yet but the sink."""
+        assert isinstance(problem.normaliser, Softmax)
+        shape, device = problem.q.shape[:3], problem.q.device
+        count = shape.numel()
+        mixed = torch.zeros(count, problem.v_head_dim, dtype=problem.wide, device=device)
+        sink = problem.normaliser.sink_logit(mixed)
+        if sink is None:
+            peak = torch.full((count,), -torch.inf, dtype=problem.wide, device=device)
+            return cls(peak, torch.zeros_like(peak), mixed)
+        sink = sink.expand(shape).reshape(-1)
+        peak = sink.clamp(max=torch.finfo(sink.dtype).max)
+        return cls(peak, torch.exp(sink - _above(peak)), mixed)
+
+    def take(self, piece: _Piece, scores: Tensor, v: Tensor) -> None:
+        """Joins what rows had with one block more. The scores are used up."""
+        before = self.peak.index_select(0, piece.rows)
+        most = torch.finfo(scores.dtype).max
+        peak = torch.maximum(before, scores.amax(1)).clamp(max=most)
+        base = _above(peak)
+        weights = scores.sub_(base[:, None]).exp_()
+        less = torch.exp(before - base)
+        mixed = self.mixed.index_select(0, piece.rows).mul_(less[:, None]).add_(piece.times(weights, v))
+        total = self.total.index_select(0, piece.rows).mul_(less).add_(weights.sum(1))
+        for held, made in zip((self.peak, self.total, self.mixed), (peak, total, mixed), strict=True):
+            held.index_copy_(0, piece.rows, made)
+
+    def settled(self) -> Float[Tensor, "rows 2"]:
+        """The largest score (0 in an empty row), and the log of the sum; -inf in an empty row."""
+        return torch.stack([_above(self.peak), torch.log(self.total)], -1)
+
+
+def _above(peak: Tensor) -> Tensor:
+    """What exponentials are taken below: 0 where there is no score."""
+    return torch.where(peak.isneginf(), 0.0, peak)
+
+
+def _pieces(problem: Problem) -> Iterator[_Piece]:
+    """Every block of keys with the queries that attend to it, a bounded number of weights at once."""
+    chosen, rest = _asked(problem), _rest_of(problem.mask)
+    if not problem.q.shape[:3].numel() or not problem.kv_len:
+        return
+    places = problem.q_positions() - chosen.first
+    row = places.div(chosen.span, rounding_mode="floor")
+    words = chosen.bits.on(problem.q.device)
+    words = words.expand(problem.batch, problem.heads, *words.shape[2:])
+    limits = _Limits.of(problem, rest, chosen)
+    for word in range(words.shape[3]):
+        bits = words[:, :, row, word].reshape(-1, 1)
+        columns = range(word * _WORD, min((word + 1) * _WORD, chosen.columns))
+        # Sorted by block, then by query.
+        column, query = unpacked(bits, len(columns)).T.nonzero().unbind(1)
+        counts = torch.bincount(column, minlength=len(columns)).tolist()
+        for block, rows in zip(columns, query.split(counts), strict=True):
+            cols = _keys_of(chosen, block, problem.kv_len)
+            if rows.numel() and cols.stop > cols.start:
+                yield from limits.cut(rows, cols, block)
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """What the rest of the mask does to blocks."""
+
+    problem: Problem
+    rest: Pattern | None
+    classes: Tensor | None  # (batch | 1, heads | 1, row tiles, blocks)
+
+    @classmethod
+    def of(cls, problem: Problem, rest: Pattern | None, chosen: Chosen) -> "_Limits":
+        """Asks the rest of the mask about tiles of queries and blocks."""
+        if rest is None:
+            return cls(problem, None, None)
+        first = problem.q_offset or 0
+        edges = torch.tensor([*range(0, problem.q_len, _EDGE), problem.q_len]) + first
+        spans = [_keys_of(chosen, block, problem.kv_len) for block in range(chosen.columns)]
+        some = [place for place, cols in enumerate(spans) if cols.stop > cols.start]
+        told = rest.tiles(edges, torch.tensor([spans[some[0]].start, *(spans[place].stop for place in some)]))
+        classes = torch.zeros(*told.shape[:3], len(spans), dtype=told.dtype)
+        classes[..., some] = told
+        return cls(problem, rest, classes.to(problem.q.device))
+
+    def cut(self, rows: Tensor, cols: slice, block: int) -> Iterator[_Piece]:
+        """The queries that see something of a block, in pieces."""
+        width = cols.stop - cols.start
+        partial = None
+        if self.classes is not None:
+            found = self._classes_at(rows, block)
+            rows, found = rows[found != Tile.SKIP], found[found != Tile.SKIP]
+            partial = found == Tile.PARTIAL
+        per_head = self.problem.group * self.problem.q_len
+        for begin in range(0, rows.numel(), max(1, _AT_ONCE // width)):
+            some = rows[begin : begin + max(1, _AT_ONCE // width)]
+            hidden = None
+            if partial is not None:
+                places = partial[begin : begin + some.numel()].nonzero()[:, 0]
+                hidden = (places, ~self._allowed(some[places], cols)) if places.numel() else None
+            yield _Piece(cols, some, _spans(some, per_head), hidden)
+
+    def _classes_at(self, rows: Tensor, block: int) -> Tensor:
+        assert self.classes is not None
+        batch, head, query = self._split(rows)
+        return self.classes[_one(batch, self.classes, 0), _one(head, self.classes, 1), query // _EDGE, block]
+
+    def _allowed(self, rows: Tensor, cols: slice) -> Bool[Tensor, "rows cols"]:
+        """Which keys some queries may see by the rest of the mask."""
+        assert self.rest is not None
+        batch, head, query = self._split(rows)
+        # Positions are asked for once, whatever heads they are of.
+        distinct, place = query.unique(return_inverse=True)
+        allowed = self.rest.allows(self.problem.q_positions()[distinct], self.problem.k_positions()[cols])
+        return allowed[_one(batch, allowed, 0), _one(head, allowed, 1), place]
+
+    def _split(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        heads, q_len = self.problem.heads, self.problem.q_len
+        head = rows.div(q_len, rounding_mode="floor")
+        return head.div(heads, rounding_mode="floor"), head % heads, rows % q_len
+
+
+def _one(index: Tensor, of: Tensor, dim: int) -> Tensor:
+    """An index into a dimension that may be 1 for all."""
+    return index if of.shape[dim] > 1 else torch.zeros_like(index)
+
+
+def _spans(rows: Tensor, per_head: int) -> tuple[tuple[int, int, int], ...]:
+    """Where the rows of each key/value head begin and end."""
+    heads, counts = rows.div(per_head, rounding_mode="floor").unique_consecutive(return_counts=True)
+    ends = counts.cumsum(0).tolist()
+    return tuple(zip(heads.tolist(), [0, *ends[:-1]], ends, strict=True))
+
+
+def _keys_of(chosen: Chosen, block: int, kv_len: int) -> slice:
+    """The keys of a block, from position 0 on."""
+    begin = chosen.start + block * chosen.block
+    return slice(min(max(begin, 0), kv_len), min(max(begin + chosen.block, 0), kv_len))
+
+
+def _wide(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Scaled queries (rows, head_dim), and keys and values (batch * kv_heads, kv_len, dim), in the dtype of sums."""
+    wide = problem.widen()
+    q = (wide.q * problem.scale).reshape(-1, problem.head_dim)
+    return q, wide.k.flatten(0, 1).contiguous(), wide.v.flatten(0, 1).contiguous()
+
+
+def _parts_of(mask: Pattern | Tensor | None) -> Sequence[Pattern]:
+    if not isinstance(mask, Pattern):
+        return ()
+    return mask.parts if isinstance(mask, And) else (mask,)
+
+
+def _chosen_of(mask: Pattern | Tensor | None) -> Chosen | None:
+    """The chosen blocks that are gathered by; the others of a mask, if any, are asked like the rest."""
+    return next((part for part in _parts_of(mask) if isinstance(part, Chosen) and part.block >= LEAST), None)
+
+
+def _rest_of(mask: Pattern | Tensor | None) -> Pattern | None:
+    chosen = _chosen_of(mask)
+    rest = [part for part in _parts_of(mask) if part is not chosen]
+    return reduce(and_, rest) if rest else None
+
+
+def _asked(problem: Problem) -> Chosen:
+    """The chosen blocks of a problem that it can run, checked against its lengths."""
+    chosen = _chosen_of(problem.mask)
+    assert chosen is not None
+    chosen.check_call(problem.q_len, problem.kv_len, problem.q_offset or 0)
+    return chosen
+
+
+def _rebuilt(problem: Problem, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Problem:
+    """The problem around the tensors autograd hands over."""
+    normaliser = problem.normaliser
+    if isinstance(normaliser, Softmax) and sinks is not None:
+        normaliser = replace(normaliser, sinks=sinks)
+    return replace(problem, q=q, k=k, v=v, normaliser=normaliser)
