@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from multihead.attend import Softmax, attention, attention_lse, blockwise, explain, make_problem
+from multihead.attend import Sigmoid, Softmax, attention, attention_lse, blockwise, explain, make_problem
 from multihead.attend.selector import Chosen, TopBlocks
 from multihead.error import BackendRefused
 from multihead.native import load
@@ -95,7 +95,10 @@ def test_it_is_as_exact_as_it_says(dtype):
     q, k, v = drawn(q_len=50, kv_len=50, dtype=dtype)
     chosen, _ = blocks(1, 1, 7, 50, block=16, span=8, q_len=50)
     problems.append(make_problem(q, k, v, mask=chosen))
-    assert len(check_backend("blockwise", problems=problems, seeds=(0, 1)).of("passed")) >= len(problems)
+    problems.append(make_problem(*drawn(q_len=50, kv_len=50, dtype=dtype), mask=causal() & chosen, dropout=0.3))
+    report = check_backend("blockwise", problems=problems, seeds=(0, 1))
+    assert not report.of("refused")
+    assert {"inference", "training", "gradient of lse", "dropout"} <= {result.mode for result in report.results}
 
 
 def test_many_pieces_are_one(monkeypatch):
@@ -162,7 +165,7 @@ REFUSED = {
     "single keys": (lambda c: {"mask": blocks(1, 1, 70, 70, block=1)[0]}, "chosen blocks of 16 keys or more"),
     "a tensor": (lambda c: {"mask": c.mask(70, 70)}, "chosen blocks of 16 keys or more"),
     "a bias": (lambda c: {"mask": c, "bias": ALiBi(alibi_slopes(4))}, "no bias"),
-    "dropout": (lambda c: {"mask": c, "dropout": 0.1}, "no dropout"),
+    "another normaliser": (lambda c: {"mask": c, "normaliser": Sigmoid()}, "softmax only"),
 }
 
 

@@ -10,6 +10,7 @@ order that could differ from run to run. Weights are made again in the backward 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import count
 from operator import and_
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ LEAST = 16
 """Keys in a block: with fewer the products are too small to be worth a call each."""
 
 _WORD = 64
+_MIX = 0x9E3779B97F4A7C15  # spreads neighbouring pieces over the seeds
 _AT_ONCE = 2**18  # weights that exist at once
 _BITS = 2**24  # bits that are counted at once
 _EDGE = 64  # queries that the rest of a mask is asked about together, and that share a tile of the compiled kernel
@@ -50,8 +52,6 @@ def why_not(problem: Problem) -> list[str]:
         reasons.append(f"it has softmax only, not {problem.normaliser}")
     if problem.bias is not None:
         reasons.append("it has no bias")
-    if problem.dropout > 0:
-        reasons.append("it has no dropout")
     if torch.compiler.is_compiling() or problem.q.is_meta:
         reasons.append("how many queries chose a block is known from numbers alone, which a graph does not have")
     return reasons
@@ -102,11 +102,12 @@ def run(problem: Problem) -> tuple[Tensor, Tensor]:
 
     Gradients flow to q, k, v and the sinks, from both results.
     """
+    seed = int(torch.randint(2**62, ())) if problem.dropout > 0 else 0
     if torch.is_grad_enabled():
         sinks = problem.normaliser.sinks if isinstance(problem.normaliser, Softmax) else None
-        out, lse, _ = _Blockwise.apply(problem, problem.q, problem.k, problem.v, sinks)
+        out, lse, _ = _Blockwise.apply(problem, seed, problem.q, problem.k, problem.v, sinks)
         return out, lse
-    out, settled = _attend(problem)
+    out, settled = _attend(problem, seed)
     return out, settled.sum(-1)
 
 
@@ -115,16 +116,16 @@ class _Blockwise(FirstOrder):
 
     @staticmethod
     def forward(
-        problem: Problem, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+        problem: Problem, seed: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        out, settled = _attend(_rebuilt(problem, q, k, v, sinks))
+        out, settled = _attend(_rebuilt(problem, q, k, v, sinks), seed)
         return out, settled.sum(-1), settled
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        problem, *tensors = inputs
+        problem, seed, *tensors = inputs
         ctx.set_materialize_grads(False)
-        ctx.problem = problem
+        ctx.problem, ctx.seed = problem, seed
         ctx.save_for_backward(*tensors, output[0], output[2])
         ctx.mark_non_differentiable(output[2])
 
@@ -136,19 +137,20 @@ class _Blockwise(FirstOrder):
             problem = _rebuilt(ctx.problem, q, k, v, sinks)
             if grad_out is None:
                 grad_out = torch.zeros_like(out)
-            grads = _pull(problem, out, settled, grad_out, grad_lse)
+            flow = _Flow(problem, ctx.seed, settled, out, grad_out, grad_lse)
+            grads = flow.grads()
         known = [(g.to(x.dtype), x) for g, x in zip(grads, (q, k, v, sinks), strict=True) if g is not None]
         guarded = iter(last([g for g, _ in known], [*(x for _, x in known), grad_out]))
-        return None, *(None if g is None else next(guarded) for g in grads)
+        return None, None, *(None if g is None else next(guarded) for g in grads)
 
 
-def _attend(problem: Problem) -> tuple[Tensor, Tensor]:
+def _attend(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
     """Output, and for each row the largest score and the log of the sum of exponentials below it."""
     q, k, v = _wide(problem)
     rows = _Running.begin(problem)
     for piece in _pieces(problem):
         scores = _scores(problem, piece, q.index_select(0, piece.rows), k)[0]
-        rows.take(piece, scores, v)
+        rows.take(piece, scores, v, piece.kept(problem, seed))
     out = blank(problem)
     shape = problem.q.shape[:3]
     settled = rows.settled()
@@ -156,31 +158,43 @@ def _attend(problem: Problem) -> tuple[Tensor, Tensor]:
     return out, settled.view(*shape, 2)
 
 
-def _pull(
-    problem: Problem, out: Tensor, settled: Tensor, grad_out: Tensor, grad_lse: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v and the sinks."""
-    q, k, v = _wide(problem)
-    flat = grad_out.to(problem.wide).reshape(-1, problem.v_head_dim)
-    inner = (grad_out.to(problem.wide) * out.to(problem.wide)).sum(-1)
-    inner = inner if grad_lse is None else inner - grad_lse.to(problem.wide)
-    peak, rest = settled.reshape(-1, 2).unbind(-1)
-    each = torch.stack([peak, torch.exp(-finite(rest)), inner.reshape(-1)], 1)
-    grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in (q, k, v))
-    for piece in _pieces(problem):
-        some, come = q.index_select(0, piece.rows), flat.index_select(0, piece.rows)
-        base, factor, less = each.index_select(0, piece.rows).split(1, 1)
-        scores, capped = _scores(problem, piece, some, k)
-        # No weight exceeds 1, however the products were rounded.
-        weights = scores.sub_(base).clamp_(max=0.0).exp_().mul_(factor)
-        grad = piece.times(come, v, transposed=True).sub_(less).mul_(weights)
-        if capped is not None and problem.softcap is not None:
-            grad *= 1 - (capped / problem.softcap) ** 2
-        grad_q.index_add_(0, piece.rows, piece.times(grad, k))
-        piece.add_keys(grad_k, grad, some)
-        piece.add_keys(grad_v, weights, come)
-    grads = (grad_q * problem.scale).view(problem.q.shape), grad_k.view(problem.k.shape), grad_v.view(problem.v.shape)
-    return *grads, _pull_sinks(problem, settled.sum(-1), inner)
+class _Flow(NamedTuple):
+    """What a backward pass knows."""
+
+    problem: Problem
+    seed: int
+    settled: Tensor
+    out: Tensor
+    grad_out: Tensor
+    grad_lse: Tensor | None
+
+    def grads(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Gradients of q, k, v and the sinks."""
+        p = self.problem
+        q, k, v = _wide(p)
+        flat = self.grad_out.to(p.wide).reshape(-1, p.v_head_dim)
+        inner = (self.grad_out.to(p.wide) * self.out.to(p.wide)).sum(-1)
+        inner = inner if self.grad_lse is None else inner - self.grad_lse.to(p.wide)
+        peak, rest = self.settled.reshape(-1, 2).unbind(-1)
+        each = torch.stack([peak, torch.exp(-finite(rest)), inner.reshape(-1)], 1)
+        grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in (q, k, v))
+        for piece in _pieces(p):
+            some, come = q.index_select(0, piece.rows), flat.index_select(0, piece.rows)
+            base, factor, less = each.index_select(0, piece.rows).split(1, 1)
+            scores, capped = _scores(p, piece, some, k)
+            # No weight exceeds 1, however the products were rounded.
+            weights = scores.sub_(base).clamp_(max=0.0).exp_().mul_(factor)
+            kept = piece.kept(p, self.seed)
+            grad = piece.times(come, v, transposed=True)
+            grad = (grad if kept is None else grad.mul_(kept)).sub_(less).mul_(weights)
+            piece.add_keys(grad_v, weights if kept is None else weights.mul_(kept), come)
+            if capped is not None and p.softcap is not None:
+                grad *= 1 - (capped / p.softcap) ** 2
+            grad_q.index_add_(0, piece.rows, piece.times(grad, k))
+            piece.add_keys(grad_k, grad, some)
+        grad_q *= p.scale
+        shaped = grad_q.view(p.q.shape), grad_k.view(p.k.shape), grad_v.view(p.v.shape)
+        return *shaped, _pull_sinks(p, self.settled.sum(-1), inner)
 
 
 def _pull_sinks(problem: Problem, lse: Tensor, inner: Tensor) -> Tensor | None:
@@ -215,12 +229,24 @@ class _Piece(NamedTuple):
         rows: The queries, as places in (batch, heads, q_len) counted through, rising.
         spans: Which of them belong to which key/value head, counted through (batch, kv_heads): (head, begin, end).
         cut: Of some of the queries, by their places among `rows`, which keys the rest of the mask hides; or None.
+        number: Its place among all.
     """
 
     cols: slice
     rows: Int[Tensor, " rows"]
     spans: tuple[tuple[int, int, int], ...]
     cut: tuple[Int[Tensor, " some"], Bool[Tensor, "some cols"]] | None
+    number: int
+
+    def kept(self, problem: Problem, seed: int) -> Tensor | None:
+        """The factor of dropout on each weight, the same whenever it is asked for; None without dropout."""
+        if problem.dropout == 0:
+            return None
+        device = problem.q.device
+        generator = torch.Generator(device).manual_seed((seed ^ (self.number * _MIX)) % 2**63)
+        shape = self.rows.numel(), self.cols.stop - self.cols.start
+        drawn = torch.rand(shape, generator=generator, device=device)
+        return (drawn >= problem.dropout).to(problem.wide) / (1 - problem.dropout)
 
     def times(self, left: Tensor, right: Tensor, *, transposed: bool = False) -> Tensor:
         """Each row times its head's part of `right` (heads, keys, dim)."""
@@ -260,7 +286,7 @@ class _Running:
         peak = sink.clamp(max=torch.finfo(sink.dtype).max)
         return cls(peak, torch.exp(sink - _above(peak)), mixed)
 
-    def take(self, piece: _Piece, scores: Tensor, v: Tensor) -> None:
+    def take(self, piece: _Piece, scores: Tensor, v: Tensor, kept: Tensor | None) -> None:
         """Joins what rows had with one block more. The scores are used up."""
         before = self.peak.index_select(0, piece.rows)
         most = torch.finfo(scores.dtype).max
@@ -268,8 +294,9 @@ class _Running:
         base = _above(peak)
         weights = scores.sub_(base[:, None]).exp_()
         less = torch.exp(before - base)
-        mixed = self.mixed.index_select(0, piece.rows).mul_(less[:, None]).add_(piece.times(weights, v))
         total = self.total.index_select(0, piece.rows).mul_(less).add_(weights.sum(1))
+        weights = weights if kept is None else weights.mul_(kept)
+        mixed = self.mixed.index_select(0, piece.rows).mul_(less[:, None]).add_(piece.times(weights, v))
         for held, made in zip((self.peak, self.total, self.mixed), (peak, total, mixed), strict=True):
             held.index_copy_(0, piece.rows, made)
 
@@ -293,6 +320,7 @@ def _pieces(problem: Problem) -> Iterator[_Piece]:
     words = chosen.bits.on(problem.q.device)
     words = words.expand(problem.batch, problem.heads, *words.shape[2:])
     limits = _Limits.of(problem, rest, chosen)
+    number = count()
     for word in range(words.shape[3]):
         bits = words[:, :, row, word].reshape(-1, 1)
         columns = range(word * _WORD, min((word + 1) * _WORD, chosen.columns))
@@ -302,7 +330,7 @@ def _pieces(problem: Problem) -> Iterator[_Piece]:
         for block, rows in zip(columns, query.split(counts), strict=True):
             cols = _keys_of(chosen, block, problem.kv_len)
             if rows.numel() and cols.stop > cols.start:
-                yield from limits.cut(rows, cols, block)
+                yield from limits.cut(rows, cols, block, number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +355,7 @@ class _Limits:
         classes[..., some] = told
         return cls(problem, rest, classes.to(problem.q.device))
 
-    def cut(self, rows: Tensor, cols: slice, block: int) -> Iterator[_Piece]:
+    def cut(self, rows: Tensor, cols: slice, block: int, number: Iterator[int]) -> Iterator[_Piece]:
         """The queries that see something of a block, in pieces."""
         width = cols.stop - cols.start
         partial = None
@@ -342,7 +370,7 @@ class _Limits:
             if partial is not None:
                 places = partial[begin : begin + some.numel()].nonzero()[:, 0]
                 hidden = (places, ~self._allowed(some[places], cols)) if places.numel() else None
-            yield _Piece(cols, some, _spans(some, per_head), hidden)
+            yield _Piece(cols, some, _spans(some, per_head), hidden, next(number))
 
     def _classes_at(self, rows: Tensor, block: int) -> Tensor:
         assert self.classes is not None

@@ -119,10 +119,11 @@ class TopBlocks(_Blocks):
     `causal() & chunk(block)`, as many as there are is dense attention. A block that a mask cuts (a text's padding, the
     edge of a document) is scored by the keys that the query may see, so that nothing hidden has a part in the choice.
 
-    Every head and query chooses for itself. Our kernel leaves out the tiles that none of their queries chose: most is
-    saved where neighbouring queries choose alike. Scores cost `n * n / block` products; the means of earlier blocks are
-    kept with a module's cache. Blocks are counted from key 0: in texts padded on the left they begin elsewhere than
-    without padding, unless the padding is a multiple of `block`.
+    Every head and query chooses for itself. Our kernel leaves out the tiles that none of their queries chose: most
+    is saved where neighbouring queries choose alike. Where they do not, and in training, each block is multiplied
+    with the queries that chose it (the backend `blockwise`, for blocks of 16 keys or more). Scores cost `n * n /
+    block` products; the means of earlier blocks are kept with a module's cache. Blocks are counted from key 0: in
+    texts padded on the left they begin elsewhere than without padding, unless the padding is a multiple of `block`.
 
     Args:
         block: Keys in a block; multiples of 64 are the fastest.
