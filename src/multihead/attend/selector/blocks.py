@@ -121,9 +121,9 @@ class TopBlocks(_Blocks):
 
     Every head and query chooses for itself. Our kernel leaves out the tiles that none of their queries chose: most
     is saved where neighbouring queries choose alike. Where they do not, and in training, each block is multiplied
-    with the queries that chose it (the backend `blockwise`, for blocks of 16 keys or more). Scores cost `n * n /
-    block` products; the means of earlier blocks are kept with a module's cache. Blocks are counted from key 0: in
-    texts padded on the left they begin elsewhere than without padding, unless the padding is a multiple of `block`.
+    with the queries that chose it (the backend `blockwise`, for blocks of 16 keys or more). Scores cost
+    `n * n / block` products; the means of earlier blocks are kept with a module's cache. Blocks are counted from key 0:
+    in texts padded on the left they begin elsewhere than without padding, unless the padding is a multiple of `block`.
 
     Args:
         block: Keys in a block; multiples of 64 are the fastest.
