@@ -50,16 +50,19 @@ struct Query {
   }
 };
 
-// Products of N queries, `steps` vectors each, with the keys of a panel: (N, PANEL).
-template <int N, class T>
+// Products of N queries, `steps` vectors each, with the keys of a panel: (N, PANEL). STEPS is their number where it is known
+// to the compiler and every vector of a key is whole, else 0: the loop over so few costs as much as the products.
+template <int N, int STEPS, class T>
 inline void products(const vf *q, int64_t steps, const T *k, int64_t stride, int64_t keys, int64_t size, float *scores) {
   using Q = Query<T>;
-  const int64_t whole = size / Q::STEP;
+  const int64_t whole = STEPS > 0 ? STEPS : size / Q::STEP;
+  if (STEPS > 0) steps = STEPS;
   for (int64_t j = 0; j < PANEL; j += W) {
     vf sums[N][W];
     for (int64_t t = 0; t < W; t++) {
       vf sum[N] = {};
       const T *key = k + at_most(j + t, keys - 1) * stride;  // those beyond are computed and not used
+      #pragma GCC unroll 4
       for (int64_t d = 0; d < whole; d++) {
         const vf x = Q::read(key + d * Q::STEP, Q::STEP);
         each<N>([&](auto i) __attribute__((always_inline)) { sum[i] = Q::add_product(x, q[i * steps + d], sum[i]); });
@@ -229,7 +232,12 @@ class Chunk {
     if (any == 0) return;
     const T *k = static_cast<const T *>(p_.k.data) + batch_ * p_.k.batch + kv_head_ * p_.k.head + panel.first * p_.k.row;
     const T *v = static_cast<const T *>(p_.v.data) + batch_ * p_.v.batch + kv_head_ * p_.v.head + panel.first * p_.v.row;
-    products<N>(q_ + r * steps_, steps_, k, p_.k.row, panel.keys, p_.head_dim, scores_);
+    const auto run = [&](auto steps) __attribute__((always_inline)) {
+      products<N, steps>(q_ + r * steps_, steps_, k, p_.k.row, panel.keys, p_.head_dim, scores_);
+    };
+    if (p_.head_dim == 2 * Query<T>::STEP) run(std::integral_constant<int, 2>{});
+    else if (p_.head_dim == 4 * Query<T>::STEP) run(std::integral_constant<int, 4>{});
+    else run(std::integral_constant<int, 0>{});
     float grow[N];
     bool alike = true;
     for (int i = 0; i < N; i++) {
