@@ -70,7 +70,13 @@ def export_onnx(
         shapes = {name: shapes.get(name) for name in _parameters(model)[: len(inputs)]}
     with torch.no_grad():
         program = torch.export.export(model, tuple(inputs), dynamic_shapes=shapes)
-        program = program.run_decompositions({torch.ops.multihead.attention.default: _as_node})
+        program = program.run_decompositions(
+            {
+                torch.ops.multihead.attention.default: _as_node,
+                torch.ops.multihead.expert_products.default: _by_expert,
+                torch.ops.aten.sort.stable: _sorted,
+            }
+        )
         made = torch.onnx.export(
             program,
             input_names=names,
@@ -104,6 +110,22 @@ def _as_node(*given: Any) -> Tensor:
         k, v, mask = _with_sinks(call, mask)
     scale = call.q.shape[3] ** -0.5 if call.scale is None else call.scale
     return torch.ops.multihead.onnx_attention(call.q, k, v, mask, causal, scale, call.softcap or 0.0)
+
+
+def _by_expert(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """Rows, sorted by expert, each times its expert's weights: with those of all experts, of which one is taken.
+
+    How many rows an expert gets is a number, which a graph does not know.
+    """
+    last = counts.cumsum(0)
+    owner = (torch.arange(rows.shape[0], device=rows.device)[:, None] >= last).sum(1)
+    every = (rows @ weight.flatten(0, 1).T).unflatten(1, weight.shape[:2])
+    return every.gather(1, owner[:, None, None].expand(-1, 1, weight.shape[1]))[:, 0]
+
+
+def _sorted(x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    """Of equal numbers ONNX's TopK takes the one with the lower index first, as a stable sort does."""
+    return torch.topk(x, x.shape[dim], dim=dim, largest=descending)
 
 
 def _mask(call: Call, q_pos: Tensor, k_pos: Tensor) -> Tensor | None:
