@@ -75,6 +75,7 @@ def export_onnx(
                 torch.ops.multihead.attention.default: _as_node,
                 torch.ops.multihead.expert_products.default: _by_expert,
                 torch.ops.aten.sort.stable: _sorted,
+                torch.ops.aten.linalg_solve_triangular.default: _solved,
             }
         )
         made = torch.onnx.export(
@@ -126,6 +127,24 @@ def _by_expert(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 def _sorted(x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
     """Of equal numbers ONNX's TopK takes the one with the lower index first, as a stable sort does."""
     return torch.topk(x, x.shape[dim], dim=dim, largest=descending)
+
+
+def _solved(system: Tensor, given: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
+    """The solution of a triangular system of a chunk, from the inverse of halves of it: ONNX has no such operator."""
+    if upper or not left or not unitriangular:
+        raise _refused("a triangular system", "solve it outside of the model")
+    return _inverse(system) @ given
+
+
+def _inverse(system: Tensor) -> Tensor:
+    size = system.shape[-1]
+    if size == 1:
+        return torch.ones_like(system)
+    half = size // 2
+    first, last = _inverse(system[..., :half, :half]), _inverse(system[..., half:, half:])
+    below = -last @ system[..., half:, :half] @ first
+    above = torch.cat([first, first.new_zeros(*first.shape[:-1], size - half)], -1)
+    return torch.cat([above, torch.cat([below, last], -1)], -2)
 
 
 def _mask(call: Call, q_pos: Tensor, k_pos: Tensor) -> Tensor | None:

@@ -6,7 +6,9 @@ from itertools import pairwise, repeat
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from multihead.error import MultiheadError
 from multihead.scan.decay import Sums, carried, floor_of, scores
 
 # Tokens in a chunk: measured to be fastest for heads of 64 on CPUs.
@@ -56,6 +58,15 @@ class Prepared:
             k, v = k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)
         beta = None if self.beta is None else _repeated(self.beta, states).to(dtype)
         return Prepared(q=self.q.to(dtype), k=k, v=v, logs=self.logs, beta=beta)
+
+    def filled(self, length: int) -> "Prepared":
+        """Filled up to so many tokens by ones that change no state; of what `whole` gave."""
+        more = length - self.length
+        q, k, v = (pad(x, (0, 0, 0, more)) for x in (self.q, self.k, self.v))
+        logs = self.logs
+        if logs is not None and logs.shape[2] != 1:
+            logs = pad(logs, (0, more)) if logs.ndim == 3 else pad(logs, (0, 0, 0, more))
+        return Prepared(q=q, k=k, v=v, logs=logs)
 
     def parts(self, sizes: Sequence[int]) -> Iterator["Prepared"]:
         """So many tokens after so many, each as `whole` gives them, when they are asked for."""
@@ -116,8 +127,14 @@ def linear(
     Returns:
         (batch, states, group, length, v_head_dim) and the state after the last token.
     """
+    size = CHUNK if chunk is None else chunk
+    if _open(given):
+        count = (given.length + size - 1) // size
+        filled = given.whole().filled(count * size)
+        out, state = _linear(filled, state, count, normalise=normalise)
+        return out[:, :, :, : given.length], state
     outs: list[Tensor] = []
-    for part, count in _stretches(given, CHUNK if chunk is None else chunk):
+    for part, count in _stretches(given, size):
         out, state = _linear(part, state, count, normalise=normalise)
         outs.append(out)
     return (outs[0] if len(outs) == 1 else torch.cat(outs, 3)), state
@@ -175,6 +192,12 @@ def delta(given: Prepared, memory: Tensor, *, chunk: int | None = None) -> tuple
     Returns:
         (batch, states, group, length, v_head_dim) and the state after the last token.
     """
+    if _open(given):
+        raise MultiheadError(
+            asked="a graph of any length",
+            arrived="the delta rule, whose chunks follow each other: a graph holds so many as it was made with",
+            remedy="export it for one length, and pad texts to that",
+        )
     outs: list[Tensor] = []
     for part, count in _stretches(given, CHUNK if chunk is None else chunk):
         out, memory = _delta(part, memory, count)
@@ -214,6 +237,11 @@ def delta_step(given: Prepared, memory: Tensor) -> tuple[Tensor, Tensor]:
     memory = memory if kept is None else kept * memory
     memory = memory + (given.beta[..., None] * given.k).mT * (given.v - given.k @ memory)
     return (given.q[:, :, :, 0] @ memory)[:, :, :, None], memory
+
+
+def _open(given: Prepared) -> bool:
+    """Whether a graph is exported that leaves the length open."""
+    return torch.compiler.is_exporting() and isinstance(given.length, torch.SymInt)
 
 
 def _stretches(given: Prepared, chunk: int) -> Iterator[tuple[Prepared, int]]:
