@@ -6,7 +6,7 @@ from itertools import pairwise, repeat
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from multihead.error import MultiheadError
 from multihead.scan.decay import Sums, carried, floor_of, scores
@@ -58,15 +58,6 @@ class Prepared:
             k, v = k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)
         beta = None if self.beta is None else _repeated(self.beta, states).to(dtype)
         return Prepared(q=self.q.to(dtype), k=k, v=v, logs=self.logs, beta=beta)
-
-    def filled(self, length: int) -> "Prepared":
-        """Filled up to so many tokens by ones that change no state; of what `whole` gave."""
-        more = length - self.length
-        q, k, v = (pad(x, (0, 0, 0, more)) for x in (self.q, self.k, self.v))
-        logs = self.logs
-        if logs is not None and logs.shape[2] != 1:
-            logs = pad(logs, (0, more)) if logs.ndim == 3 else pad(logs, (0, 0, 0, more))
-        return Prepared(q=q, k=k, v=v, logs=logs)
 
     def parts(self, sizes: Sequence[int]) -> Iterator["Prepared"]:
         """So many tokens after so many, each as `whole` gives them, when they are asked for."""
@@ -127,14 +118,9 @@ def linear(
     Returns:
         (batch, states, group, length, v_head_dim) and the state after the last token.
     """
-    size = CHUNK if chunk is None else chunk
-    if _open(given):
-        count = (given.length + size - 1) // size
-        filled = given.whole().filled(count * size)
-        out, state = _linear(filled, state, count, normalise=normalise)
-        return out[:, :, :, : given.length], state
+    _check_open(given, CHUNK if chunk is None else chunk)
     outs: list[Tensor] = []
-    for part, count in _stretches(given, size):
+    for part, count in _stretches(given, CHUNK if chunk is None else chunk):
         out, state = _linear(part, state, count, normalise=normalise)
         outs.append(out)
     return (outs[0] if len(outs) == 1 else torch.cat(outs, 3)), state
@@ -192,12 +178,7 @@ def delta(given: Prepared, memory: Tensor, *, chunk: int | None = None) -> tuple
     Returns:
         (batch, states, group, length, v_head_dim) and the state after the last token.
     """
-    if _open(given):
-        raise MultiheadError(
-            asked="a graph of any length",
-            arrived="the delta rule, whose chunks follow each other: a graph holds so many as it was made with",
-            remedy="export it for one length, and pad texts to that",
-        )
+    _check_open(given, CHUNK if chunk is None else chunk)
     outs: list[Tensor] = []
     for part, count in _stretches(given, CHUNK if chunk is None else chunk):
         out, memory = _delta(part, memory, count)
@@ -239,9 +220,16 @@ def delta_step(given: Prepared, memory: Tensor) -> tuple[Tensor, Tensor]:
     return (given.q[:, :, :, 0] @ memory)[:, :, :, None], memory
 
 
-def _open(given: Prepared) -> bool:
-    """Whether a graph is exported that leaves the length open."""
-    return torch.compiler.is_exporting() and isinstance(given.length, torch.SymInt)
+def _check_open(given: Prepared, chunk: int) -> None:
+    """Refuses a graph that is exported for lengths of any number of chunks."""
+    length = given.length
+    if not torch.compiler.is_exporting() or isinstance(length, int) or statically_known_true(length < chunk):
+        return
+    raise MultiheadError(
+        asked="a graph of any length",
+        arrived="a scan, whose chunks follow each other: a graph holds so many as it was made with",
+        remedy=f"export it for one length, and pad texts to that; or for lengths below {chunk}",
+    )
 
 
 def _stretches(given: Prepared, chunk: int) -> Iterator[tuple[Prepared, int]]:
