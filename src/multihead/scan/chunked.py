@@ -223,7 +223,7 @@ def delta_step(given: Prepared, memory: Tensor) -> tuple[Tensor, Tensor]:
 def _check_open(given: Prepared, chunk: int) -> None:
     """Refuses a graph that is exported for lengths of any number of chunks."""
     length = given.length
-    if not torch.compiler.is_exporting() or isinstance(length, int) or statically_known_true(length < chunk):
+    if not torch.compiler.is_exporting() or not isinstance(length, torch.SymInt) or statically_known_true(length < chunk):
         return
     raise MultiheadError(
         asked="a graph of any length",
