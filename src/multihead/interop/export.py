@@ -70,7 +70,14 @@ def export_onnx(
         shapes = {name: shapes.get(name) for name in _parameters(model)[: len(inputs)]}
     with torch.no_grad():
         program = torch.export.export(model, tuple(inputs), dynamic_shapes=shapes)
-        program = program.run_decompositions({torch.ops.multihead.attention.default: _as_node})
+        program = program.run_decompositions(
+            {
+                torch.ops.multihead.attention.default: _as_node,
+                torch.ops.multihead.expert_products.default: _by_expert,
+                torch.ops.aten.sort.stable: _sorted,
+                torch.ops.aten.linalg_solve_triangular.default: _solved,
+            }
+        )
         made = torch.onnx.export(
             program,
             input_names=names,
@@ -104,6 +111,40 @@ def _as_node(*given: Any) -> Tensor:
         k, v, mask = _with_sinks(call, mask)
     scale = call.q.shape[3] ** -0.5 if call.scale is None else call.scale
     return torch.ops.multihead.onnx_attention(call.q, k, v, mask, causal, scale, call.softcap or 0.0)
+
+
+def _by_expert(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """Rows, sorted by expert, each times its expert's weights: with those of all experts, of which one is taken.
+
+    How many rows an expert gets is a number, which a graph does not know.
+    """
+    last = counts.cumsum(0)
+    owner = (torch.arange(rows.shape[0], device=rows.device)[:, None] >= last).sum(1)
+    every = (rows @ weight.flatten(0, 1).T).unflatten(1, weight.shape[:2])
+    return every.gather(1, owner[:, None, None].expand(-1, 1, weight.shape[1]))[:, 0]
+
+
+def _sorted(x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    """Of equal numbers ONNX's TopK takes the one with the lower index first, as a stable sort does."""
+    return torch.topk(x, x.shape[dim], dim=dim, largest=descending)
+
+
+def _solved(system: Tensor, given: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
+    """The solution of a triangular system of a chunk, from the inverse of halves of it: ONNX has no such operator."""
+    if upper or not left or not unitriangular:
+        raise _refused("a triangular system", "solve it outside of the model")
+    return _inverse(system) @ given
+
+
+def _inverse(system: Tensor) -> Tensor:
+    size = system.shape[-1]
+    if size == 1:
+        return torch.ones_like(system)
+    half = size // 2
+    first, last = _inverse(system[..., :half, :half]), _inverse(system[..., half:, half:])
+    below = -last @ system[..., half:, :half] @ first
+    above = torch.cat([first, first.new_zeros(*first.shape[:-1], size - half)], -1)
+    return torch.cat([above, torch.cat([below, last], -1)], -2)
 
 
 def _mask(call: Call, q_pos: Tensor, k_pos: Tensor) -> Tensor | None:

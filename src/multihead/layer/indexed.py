@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from multihead.attend import Problem, make_problem
 from multihead.attend.selector.indexer import Indexer, check_budget
 from multihead.error import MultiheadError, check_kinds
+from multihead.layer.angles import rotation_from
 from multihead.layer.cache import Full, Kind, Static
 from multihead.layer.call import Call, Where
 from multihead.layer.check import check_counts, check_eps
@@ -227,6 +228,8 @@ class IndexedAttention(LatentAttention):
 
     def _chosen(self, call: Call, positions: Tensor | None) -> Pattern:
         """What the queries of a call attend to."""
+        if call.query.is_meta:  # shapes alone are asked for
+            return everything()
         with torch.no_grad():
             indexer, q, k = self._indexed(call, positions)
             if isinstance(call.cache, IndexedCache):
@@ -242,8 +245,11 @@ class IndexedAttention(LatentAttention):
         k = self.index_norm(self.index_k(x))[:, None]
         if self.position is not None:
             half = replace(self.position, layout="half")
-            dtype = torch.promote_types(q.dtype, torch.float32)
-            rotation = half.rotation(call.q_positions(positions), rope, dtype=dtype)
+            if positions is None:
+                rotation = rotation_from(half, call.first, q[..., :rope])
+            else:
+                dtype = torch.promote_types(q.dtype, torch.float32)
+                rotation = half.rotation(call.q_positions(positions), rope, dtype=dtype)
             q, k = (joined(turned(one[..., :rope], rotation), one[..., rope:]) for one in (q, k))
         weights = self.index_weights(x).transpose(1, 2) * self.index.heads**-0.5
         return Indexer(self.index.budget, weights=weights), q, k

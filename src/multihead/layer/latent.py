@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from multihead.error import MultiheadError, check_kinds
+from multihead.layer.angles import rotation_from
 from multihead.layer.base import Attends, Options
 from multihead.layer.cache import AttentionCache, Full, Kind
 from multihead.layer.call import Call, Where, check_visible
@@ -305,7 +306,10 @@ class LatentAttention(Attends):
         rank, nope = self.latent.kv_rank, self.latent.nope_dim
         (c, rope), q_pos = new, call.q_positions(positions)
         late = self.position is not None and self.position.depends_on_length
-        rotation = None if late else self._rotation(q_pos, q)
+        if self.position is not None and positions is None and not late:
+            rotation = rotation_from(self.position, call.first, q[..., nope:])
+        else:
+            rotation = None if late else self._rotation(q_pos, q)
         rope = turned(rope, rotation)
         kept_so_far, first = call.cache.extend(c, rope) if isinstance(call.cache, LatentCache) else (joined(c, rope), 0)
         if late:

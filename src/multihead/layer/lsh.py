@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
+from multihead.attend.selector.asked import check_no_graph
 from multihead.attend.selector.bucket_tiles import Rules, Tiles, multiplicity, tile_attention
 from multihead.attend.selector.buckets import Buckets
 from multihead.error import MultiheadError, check_kinds
@@ -187,6 +188,9 @@ class LSHAttention(Attends):
         """The heads, (batch, heads, length, head_dim); tokens go into the cache."""
         if not qk.numel():
             return v
+        if qk.is_meta and cache is None:  # shapes alone are asked for
+            return torch.empty_like(v)
+        check_no_graph("LSHAttention")
         with kept(cache):
             if cache is not None:
                 return self._further(qk, v, told, cache)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from multihead.attend import Problem, make_problem
 from multihead.attend.problem import products
 from multihead.attend.selector import Chosen
-from multihead.attend.selector.asked import best, height
+from multihead.attend.selector.asked import best, check_no_graph, height
 from multihead.attend.selector.blocks import seen_blocks, without_hidden
 from multihead.error import MultiheadError, check_kinds
 from multihead.layer.base import Attends, Options
@@ -24,7 +24,7 @@ from multihead.layer.part import GroupPart, zero_bias
 from multihead.layer.placing import placed
 from multihead.layer.scan_cache import StateGroup
 from multihead.layer.support import Support
-from multihead.pattern import Pattern, Tile, causal, sliding_window
+from multihead.pattern import Pattern, Tile, causal, everything, sliding_window
 from multihead.position import PositionBias
 
 _CAUSAL = causal()
@@ -256,9 +256,12 @@ class NativeSparseAttention(Attends):
         return made[0], made[1]
 
     @torch.no_grad()
-    def _chosen(self, problem: Problem, short: Tensor) -> tuple[Bool[Tensor, "_ _ q_len full"], Chosen]:
+    def _chosen(self, problem: Problem, short: Tensor) -> tuple[Bool[Tensor, "_ _ q_len full"], Pattern]:
         """Which compressed blocks each query sees, and which blocks it attends to in full."""
         block, full = self.branches.block, short.shape[2]
+        if short.is_meta:  # shapes alone are asked for
+            return torch.ones(1, 1, problem.q_len, full, dtype=torch.bool, device="meta"), everything()
+        check_no_graph("NativeSparseAttention")
         columns = -(-problem.kv_len // block)
         together = height(problem, columns)
         wide = short.to(problem.wide)

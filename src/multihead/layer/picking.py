@@ -25,6 +25,8 @@ def narrowed(call: Call, where: Where, qkv: tuple[Tensor, Tensor, Tensor], optio
     mask, offset = options.get("mask"), options.get("q_offset")
     # Where first keys were let go of, those that are left stand elsewhere than before.
     kept = held.kept if held is not None and where.first == 0 else None
+    if q.is_meta:  # shapes alone are asked for
+        return options
     chosen, kept = selector.select_on(q, k, kept, mask=mask, q_offset=offset)
     if held is not None:
         held.kept = kept if where.first == 0 else None

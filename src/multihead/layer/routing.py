@@ -228,6 +228,8 @@ def _mean(x: Tensor, keep: Tensor | None) -> Tensor:
 
 def _products(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """Rows (all, in), sorted by expert, times the weights (experts, out, in) of their experts."""
+    if rows.is_meta:  # shapes alone are asked for
+        return _shape(rows, weight, counts)
     if not torch.compiler.is_compiling():
         return _all_products(rows, weight, counts)
     # How many rows an expert gets is a number, which a graph does not know: one operator of it.

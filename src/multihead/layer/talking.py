@@ -152,8 +152,9 @@ class TalkingHeadsAttention(OneWidth):
     def attend(self, problem: Problem) -> Float[Tensor, "batch heads q_len v_head_dim"]:
         """The heads of a call: by the definition, in blocks of queries. Weights of the problem are not those mixed."""
         wide = problem.widen()
-        height = problem.q_len if torch.compiler.is_compiling() else _height(problem)
-        blocks = torch.arange(problem.q_len, device=problem.q.device).split(max(height, 1))
+        every = torch.arange(problem.q_len, device=problem.q.device)
+        # A graph has one block, whatever the length.
+        blocks = (every,) if torch.compiler.is_compiling() else every.split(max(_height(problem), 1))
         # What a block remembers for its gradient would be as large as all weights together: it is computed again.
         again = torch.is_grad_enabled() and len(blocks) > 1
         made = [

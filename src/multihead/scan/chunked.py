@@ -6,7 +6,9 @@ from itertools import pairwise, repeat
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from multihead.error import MultiheadError
 from multihead.scan.decay import Sums, carried, floor_of, scores
 
 # Tokens in a chunk: measured to be fastest for heads of 64 on CPUs.
@@ -116,6 +118,7 @@ def linear(
     Returns:
         (batch, states, group, length, v_head_dim) and the state after the last token.
     """
+    _check_open(given, CHUNK if chunk is None else chunk)
     outs: list[Tensor] = []
     for part, count in _stretches(given, CHUNK if chunk is None else chunk):
         out, state = _linear(part, state, count, normalise=normalise)
@@ -175,6 +178,7 @@ def delta(given: Prepared, memory: Tensor, *, chunk: int | None = None) -> tuple
     Returns:
         (batch, states, group, length, v_head_dim) and the state after the last token.
     """
+    _check_open(given, CHUNK if chunk is None else chunk)
     outs: list[Tensor] = []
     for part, count in _stretches(given, CHUNK if chunk is None else chunk):
         out, memory = _delta(part, memory, count)
@@ -214,6 +218,18 @@ def delta_step(given: Prepared, memory: Tensor) -> tuple[Tensor, Tensor]:
     memory = memory if kept is None else kept * memory
     memory = memory + (given.beta[..., None] * given.k).mT * (given.v - given.k @ memory)
     return (given.q[:, :, :, 0] @ memory)[:, :, :, None], memory
+
+
+def _check_open(given: Prepared, chunk: int) -> None:
+    """Refuses a graph that is exported for lengths of any number of chunks."""
+    length = given.length
+    if not torch.compiler.is_exporting() or not isinstance(length, torch.SymInt) or statically_known_true(length < chunk):
+        return
+    raise MultiheadError(
+        asked="a graph of any length",
+        arrived="a scan, whose chunks follow each other: a graph holds so many as it was made with",
+        remedy=f"export it for one length, and pad texts to that; or for lengths below {chunk}",
+    )
 
 
 def _stretches(given: Prepared, chunk: int) -> Iterator[tuple[Prepared, int]]:

@@ -63,6 +63,21 @@ def best(scores: Float[Tensor, "*rows columns"], budget: int) -> Bool[Tensor, "*
     return above | (equal & (equal.cumsum(-1) <= budget - above.sum(-1, keepdim=True)))
 
 
+def check_no_graph(what: str) -> None:
+    """Refuses a choice in a graph that is exported.
+
+    Raises:
+        MultiheadError: Under `torch.export` or `export_onnx`.
+    """
+    if torch.compiler.is_exporting():
+        raise MultiheadError(
+            asked="a graph that is exported, whose sizes depend on no numbers",
+            arrived=f"{what}, which chooses keys by what is in them",
+            remedy="export a model with dense attention, MultiHeadAttention or LatentAttention of the same weights; "
+            "torch.compile takes this one, with a break in the graph",
+        )
+
+
 def check_budget(what: str, budget: object, unit: str) -> None:
     """Refuses a budget that is no whole number of at least 1."""
     if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int, Int8
 from torch import Tensor
 
 from multihead.attend.problem import Problem, products
-from multihead.attend.selector.asked import asked, best, check_budget, height
+from multihead.attend.selector.asked import asked, best, check_budget, check_no_graph, height
 from multihead.attend.selector.base import Chosen, Kept, Selector
 from multihead.pattern import Pattern, Tile, everything
 
@@ -49,6 +49,7 @@ class _Blocks(Selector):
         self, q: Tensor, k: Tensor, kept: Kept, *, mask: Pattern | Tensor | None, q_offset: int | None
     ) -> tuple[Pattern, Kept]:
         """The same; only blocks of keys that came since are looked at anew. `Selector.select_on` says what is kept."""
+        check_no_graph(str(self))
         problem = asked(q, k, mask=mask, q_offset=q_offset, placed=self)
         size = self._size
         summary = self._extended(problem.k, kept if isinstance(kept, Summary) else None)

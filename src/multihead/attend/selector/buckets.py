@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from multihead.attend.selector.asked import check_no_graph
 from multihead.attend.selector.base import Chosen, Selector
 from multihead.attend.selector.bucket_tiles import Tiles
 from multihead.error import MultiheadError, check_kinds
@@ -175,6 +176,7 @@ class Buckets(Selector):
         Raises:
             MultiheadError: Shapes that do not belong together.
         """
+        check_no_graph(str(self))
         (batch, heads, q_len, width), (kv_heads, kv_len) = q.shape, k.shape[1:3]
         if k.shape[0] != batch or k.shape[3] != width or not kv_heads or heads % kv_heads:
             raise MultiheadError(

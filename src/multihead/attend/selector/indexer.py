@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from multihead.attend.problem import Problem, make_problem
+from multihead.attend.selector.asked import check_no_graph
 from multihead.attend.selector.base import Selector
 from multihead.error import MultiheadError, check_kinds
 from multihead.pattern import Pattern
@@ -99,6 +100,7 @@ class Indexer(Selector):
         Raises:
             MultiheadError: Shapes that do not belong together, several heads of keys, a mask that differs by head.
         """
+        check_no_graph("an indexer")
         self._check(q, k)
         problem = make_problem(q[:, :1], k, k, mask=mask, q_offset=q_offset)
         with torch.no_grad():

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from multihead.attend.problem import Problem
-from multihead.attend.selector.asked import asked, best, check_budget, height
+from multihead.attend.selector.asked import asked, best, check_budget, check_no_graph, height
 from multihead.attend.selector.base import Selector
 from multihead.attend.tile import Band, bands
 from multihead.pattern import Pattern
@@ -50,6 +50,7 @@ class TopKeys(Selector):
         q_offset: int | None = None,
     ) -> Pattern:
         """The keys to attend to; `Selector.select` says what is asked."""
+        check_no_graph(str(self))
         problem = asked(q, k, mask=mask, q_offset=q_offset)
         rows = [self._picked(problem, band) for band in bands(problem, height(problem, problem.kv_len))]
         shape = (1, 1, 0, -(-problem.kv_len // 64))
