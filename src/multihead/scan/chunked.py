@@ -6,7 +6,6 @@ from itertools import pairwise, repeat
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from multihead.error import MultiheadError
 from multihead.scan.decay import Sums, carried, floor_of, scores
@@ -223,7 +222,11 @@ def delta_step(given: Prepared, memory: Tensor) -> tuple[Tensor, Tensor]:
 def _check_open(given: Prepared, chunk: int) -> None:
     """Refuses a graph that is exported for lengths of any number of chunks."""
     length = given.length
-    if not torch.compiler.is_exporting() or not isinstance(length, torch.SymInt) or statically_known_true(length < chunk):
+    if not torch.compiler.is_exporting() or not isinstance(length, torch.SymInt):
+        return
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # takes half a second
+
+    if statically_known_true(length < chunk):
         return
     raise MultiheadError(
         asked="a graph of any length",
