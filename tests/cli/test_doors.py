@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -171,6 +172,33 @@ def test_an_output_that_is_full_or_closed_is_no_traceback(capsys, monkeypatch):
     assert "make room on that disk" in capsys.readouterr().err
     monkeypatch.setattr(sys, "stdout", None)
     assert run(["models", "--json"]) == 0
+
+
+@pytest.mark.parametrize(
+    "command", [["--help"], ["variants", "--help"], ["models"], ["variants", "--json"], ["variants"]]
+)
+def test_an_output_that_is_closed_before_its_end_ends_quietly(command):
+    # The reader is gone before the first word, as after `| true`; `| head` differs in when.
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "multihead", *command], stdout=writer, stderr=subprocess.PIPE, check=False
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_an_error_that_nobody_reads_still_has_its_code():
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        command = [sys.executable, "-m", "multihead", "variants", "--length", "0"]
+        done = subprocess.run(command, stdout=writer, stderr=writer, check=False)
+    finally:
+        os.close(writer)
+    assert done.returncode == 2
 
 
 def test_the_journals_place_taken_by_a_file_is_refused(told, tmp_path):

@@ -49,7 +49,10 @@ def test_it_tells_people(capfd):
     window = " ".join(lines[5].split())
     assert window == "window O(n w) 0.81 1.05 MB (fixed) 257 cb-mt"
     assert "never" in lines[6]
-    assert "window: every query weighs the 256 nearest keys on each side; gives up all that is 256 tokens away" in out
+    assert (
+        "window: every query weighs its own key and the 255 nearest on each side; gives up all that is 256 tokens away"
+        in out
+    )
     assert "--measure times every kind" in out
 
 
@@ -171,10 +174,16 @@ def test_ctrl_c_keeps_what_was_timed(told, monkeypatch):
         (["--embed-dim", "100", "--heads", "8"], "--embed-dim 100 --heads 8"),
         (["--heads", "0"], "--heads 0"),
         (["--embed-dim", "-8"], "--embed-dim -8"),
-        (["--length", "0"], "q_len=0"),
+        (["--length", "0"], "--length 0"),
+        (["--length", "1024", "-1"], "--length -1"),
+        (["--length", str(2**70)], f"--length {2**70}"),
+        (["--length"], "--length with none"),
+        (["--family"], "--family with none"),
+        (["--heads", str(2**41)], f"--heads {2**41}"),
         (["--length", "12.5"], "'12.5' is not a whole number"),
         (["--length", "10,24"], "'10,24' is not a whole number"),
-        (["--batch", "0"], "batch=0"),
+        (["--batch", "0"], "--batch 0"),
+        (["--batch", str(2**70)], f"--batch {2**70}"),
         (["--batch", "two"], "'two' is not a whole number"),
         (["--dtype", "int8"], "int8"),
         (["--family", "windows"], "windows"),
@@ -195,6 +204,15 @@ def test_bad_input_is_one_message_and_exit_2(told, capfd, fault, says):
     assert "Traceback" not in err
     assert run(["variants", *fault]) == 2
     assert says in capfd.readouterr().err
+
+
+def test_sizes_that_no_machine_holds_are_counted_all_the_same(told):
+    code, data, _ = told("variants", "--length", str(2**40), "--heads", str(2**40), "--embed-dim", str(2**40))
+    assert code == 0
+    base = data["families"][0]["at"][0]
+    pairs = 2**40 * (2**40 + 1) // 2
+    assert base["forward"] == 2 * pairs * 2**40  # a whole number of any length, not a rounded one
+    assert told("variants", "--measure", "--batch", str(2**40), "--family", "window")[0] == 2
 
 
 def test_an_unknown_kind_is_told_the_nearest(told):

@@ -143,7 +143,7 @@ def test_gates_on_shared_layers_refuse_gradient_checkpoints():
     ("gates", "words"),
     [
         ({"decoder.L0.H0": 0.0}, "stacks of layers: ''"),
-        ({"L2.H0": 0.0}, "layers 0 to 1 ran in this stack"),
+        ({"L2.H0": 0.0}, "layers L0 to L1, with heads 0 to 3"),
         ({"L1.H4": 0.0}, "L1.H4 of BertModel.*heads 0 to 3"),
         ({"L1.H0": torch.ones(3)}, r"shape \(3,\)"),
         ({"head 3": 0.0}, "a head address such as L18.H6"),

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from math import isqrt
 
 from multihead.advice.sizes import Sizes
 
@@ -98,6 +100,7 @@ def grouped(kv_heads: Callable[[int], int]) -> Law:
     )
 
 
+@lru_cache(maxsize=64)
 def grouped_heads(heads: int) -> int:
     """Key/value heads of `grouped_query`: a quarter of the heads, or the next number below that divides.
 
@@ -108,7 +111,9 @@ def grouped_heads(heads: int) -> int:
         >>> grouped_heads(8), grouped_heads(12), grouped_heads(10)
         (2, 3, 2)
     """
-    return max(n for n in range(1, heads + 1) if heads % n == 0 and n <= max(heads // GROUP, 1))
+    # Divisors come in pairs, so that a thousand steps do for a million heads.
+    pairs = [(n, heads // n) for n in range(1, isqrt(heads) + 1) if heads % n == 0]
+    return max(n for pair in pairs for n in pair if n <= max(heads // GROUP, 1))
 
 
 def windowed(window: int, *, cached: Count = _keys_values) -> Law:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import ceil, log2
 
 from multihead.advice.law import DENSE, GROUP, LATENT, Law
 from multihead.advice.sizes import Sizes
@@ -29,18 +28,18 @@ def _hashed(s: Sizes) -> int:
     # A tile begins with each bucket: half of each bucket's last tile is empty, or most of the only one.
     tiles = max(s.q_len // TILE + HASHES**2 // 2, min(s.q_len, HASHES**2))
     weighed = 2 * 2 * tiles * min(s.q_len, TILE) ** 2 * s.embed_dim
-    return ROUNDS * (weighed + s.q_len * (HASHES * s.embed_dim + s.heads * ceil(log2(s.q_len))))
+    return ROUNDS * (weighed + s.q_len * (HASHES * s.embed_dim + s.heads * (s.q_len - 1).bit_length()))
 
 
 def _blocks(s: Sizes) -> int:
     """A query is held against the mean of each block, then against the keys of those that fit best."""
     seen = s.chosen(BLOCK, BLOCKS) if s.causal else s.q_len * min(s.keys, BLOCK * BLOCKS)
-    return s.embed_dim * (ceil(s.pairs / BLOCK) + 2 * seen)
+    return s.embed_dim * (-(-s.pairs // BLOCK) + 2 * seen)
 
 
 def _native(s: Sizes) -> int:
     """Compressed blocks, looked at and weighed once more to choose; the chosen ones; the window."""
-    return s.embed_dim * (3 * ceil(s.pairs / BLOCK) + 2 * s.chosen(BLOCK, BLOCKS) + 2 * s.near(NEAR))
+    return s.embed_dim * (3 * -(-s.pairs // BLOCK) + 2 * s.chosen(BLOCK, BLOCKS) + 2 * s.near(NEAR))
 
 
 def _wide(s: Sizes) -> int:

@@ -1,7 +1,7 @@
 """The formulas of attention that keeps a state: linear in the length, in chunks."""
 
 from collections.abc import Callable, Mapping
-from math import ceil, log
+from math import log
 
 from multihead.advice.law import Count, Law
 from multihead.advice.sizes import Sizes
@@ -25,11 +25,11 @@ def chunked(a_pair: int, a_token: int, s: Sizes, *, a_chunk: int = 0) -> int:
     """
     whole, rest = divmod(s.q_len, CHUNK)
     pairs = whole * CHUNK**2 + rest**2
-    return pairs * a_pair + s.q_len * a_token + a_chunk * ceil(s.q_len / CHUNK)
+    return pairs * a_pair + s.q_len * a_token + a_chunk * -(-s.q_len // CHUNK)
 
 
 def _steps(s: Sizes) -> int:
-    return ceil(s.q_len / CHUNK)
+    return -(-s.q_len // CHUNK)
 
 
 def stateful(

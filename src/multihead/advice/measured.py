@@ -15,6 +15,7 @@ from multihead.layer import build_attention, find_family
 from multihead.pattern import causal
 
 Step = Literal["infer", "train"]
+_ADDRESSES = 2**47  # bytes that a machine can tell apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +134,13 @@ def _check(family: str, sizes: Sizes, step: object) -> None:
             asked=f"the time of {family}, {'causal' if sizes.causal else 'where each token sees all'}",
             arrived=f"a kind of attention that is {'bidirectional' if sizes.causal else 'causal'} only",
             remedy=f"Sizes(..., causal={not sizes.causal})",
+        )
+    size = sizes.batch * sizes.q_len * sizes.embed_dim * sizes.number
+    if size > _ADDRESSES:
+        raise MultiheadError(
+            asked=f"the time of {family} at sizes whose input fits into a memory",
+            arrived=f"{size:,} bytes, of batch={sizes.batch}, q_len={sizes.q_len}, embed_dim={sizes.embed_dim}",
+            remedy="pass smaller ones; estimate_cost counts what is computed at any size",
         )
     if sizes.keys != sizes.q_len:
         raise MultiheadError(

@@ -1,9 +1,11 @@
-"""The sizes of an attention call, and how many pairs of queries and keys it has."""
+"""The sizes of an attention call, and how many pairs of queries and keys it has: whole numbers of any length."""
 
 from dataclasses import KW_ONLY, dataclass
 
 from multihead.error import MultiheadError, check_kinds
 
+LARGEST = 2**40
+"""Of what a size may be: no longer text, and no wider layer, is asked about."""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 """Of a number, by the name of its dtype."""
 
@@ -22,7 +24,7 @@ class Sizes:
         causal: Whether tokens see only themselves and those before.
 
     Raises:
-        MultiheadError: A size that is no whole number of at least 1, an unknown dtype, fewer keys than queries.
+        MultiheadError: A size that is no whole number from 1 to 2**40, an unknown dtype, fewer keys than queries.
 
     Example:
         >>> Sizes(4096).pairs, Sizes(1, 4096).pairs
@@ -39,13 +41,13 @@ class Sizes:
     causal: bool = True
 
     def __post_init__(self) -> None:
-        told = {"q_len": self.q_len, "kv_len": self.keys, "batch": self.batch}
-        told |= {"heads": self.heads, "head_dim": self.head_dim}
-        wrong = [f"{name}={size!r}" for name, size in told.items() if not _is_count(size)]
+        told = {"q_len": self.q_len, "batch": self.batch, "heads": self.heads, "head_dim": self.head_dim}
+        told |= {} if self.kv_len is None else {"kv_len": self.kv_len}
+        wrong = [f"{name}={size!r}" for name, size in told.items() if not is_size(size)]
         if wrong:
             raise MultiheadError(
-                asked="sizes that are whole numbers of at least 1",
-                arrived=", ".join(wrong),
+                asked="sizes that are whole numbers from 1 to 2**40",
+                arrived=", ".join(wrong)[:200],
                 remedy="for example Sizes(4096, heads=8, head_dim=64)",
             )
         if self.keys < self.q_len:
@@ -126,5 +128,10 @@ def _seen(length: int, window: int | None = None) -> int:
     return short * (short + 1) // 2 + (length - short) * short
 
 
-def _is_count(size: object) -> bool:
-    return isinstance(size, int) and not isinstance(size, bool) and size >= 1
+def is_size(size: object) -> bool:
+    """Whether it is a whole number from 1 to `LARGEST`; a truth value is none.
+
+    Args:
+        size: Anything.
+    """
+    return isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= LARGEST

@@ -1,7 +1,7 @@
 """The command `multihead`: a thin door to the library.
 
-Exit codes: 0 done; 1 `compare --fail-on-flips` found flips; 2 an input that cannot be worked with (one message says
-what to do); 130 interrupted, what was measured is kept.
+Exit codes: 0 done, also where the output was closed before its end (`| head`); 1 `compare --fail-on-flips` found flips;
+2 an input that cannot be worked with (one message says what to do); 130 interrupted, what was measured is kept.
 """
 
 import os
@@ -81,25 +81,47 @@ def run(arguments: Sequence[str]) -> int:
         arguments: What stands after `multihead`.
 
     Returns:
-        The exit code: 0, 2 or 130.
+        The exit code: 0, 1, 2 or 130.
     """
+    try:
+        code = _run(arguments)
+        if sys.stdout is not None:  # pyright: ignore[reportUnnecessaryComparison]  # it is, where it was closed (>&-)
+            sys.stdout.flush()
+    except BrokenPipeError:
+        return _unread(0)
+    except SystemExit as end:
+        # rich leaves with code 1 where the output is closed, out of whatever was printing.
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        return _unread(0)
+    return code
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """The command, with its faults told."""
     errors = Console(stderr=True, soft_wrap=True)
     as_json = any(asks_json(argument) for argument in arguments)
     try:
         # cyclopts would draw its errors in a box that cuts a line off at the width of the terminal.
         code = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
-    except BrokenPipeError:
-        # Whoever read the output has seen enough (`| head`): what was measured is written.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except KeyboardInterrupt:
         errors.print("interrupted before anything was measured", markup=False)
         if as_json:
             tell_json({"complete": False})
         return INTERRUPTED
     except (CycloptsError, MultiheadError, OSError, MemoryError, RuntimeError) as problem:
-        if isinstance(problem, RuntimeError) and memory_error(problem) is None:
+        unread = isinstance(problem, BrokenPipeError)
+        if unread or (isinstance(problem, RuntimeError) and memory_error(problem) is None):
             raise
-        tell_error(problem, errors, as_json=as_json)
+        try:
+            tell_error(problem, errors, as_json=as_json)
+        except (BrokenPipeError, SystemExit):
+            return _unread(BAD_INPUT)  # nobody reads the words: the code tells
         return BAD_INPUT
     return code if isinstance(code, int) else 0
+
+
+def _unread(code: int) -> int:
+    """Whoever read the output has seen enough (`| head`): what was measured is written, nothing more can be told."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code

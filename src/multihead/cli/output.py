@@ -74,7 +74,12 @@ def asks_json(argument: str) -> bool:
 def memory_error(problem: MemoryError | RuntimeError) -> MultiheadError | None:
     """What to say where the memory did not suffice; None where something else went wrong."""
     words = str(problem).partition("\n")[0]
-    if not isinstance(problem, MemoryError) and "out of memory" not in words and "allocate memory" not in words:
+    if (
+        not isinstance(problem, MemoryError)
+        and "out of memory" not in words
+        and "allocate memory" not in words
+        and "Storage size" not in words
+    ):
         return None
     return MultiheadError(
         asked="memory for the run",

@@ -53,7 +53,7 @@ def _multiplies(kind: type[nn.Module]) -> bool:
 @cache
 def _codes(kind: type[nn.Module], depth: int) -> frozenset[CodeType]:
     """The code of all methods of a class, and of what they call so far down; decorators are seen through."""
-    bases = (base for base in kind.__mro__ if _is_of_models(base.__module__))
+    bases = (base for base in kind.__mro__ if is_of_models(base.__module__))
     methods = (inspect.unwrap(value) for base in bases for value in vars(base).values() if callable(value))
     return frozenset().union(*(_reached(method, depth) for method in methods if isinstance(method, FunctionType)))
 
@@ -64,7 +64,7 @@ def _reached(function: FunctionType, depth: int) -> frozenset[CodeType]:
     for name in {name for code in found for name in code.co_names} if depth else ():
         called = function.__globals__.get(name)
         helper = inspect.unwrap(called) if callable(called) else None
-        if isinstance(helper, FunctionType) and _is_of_models(helper.__module__):
+        if isinstance(helper, FunctionType) and is_of_models(helper.__module__):
             found |= _reached(helper, depth - 1)
     return frozenset(found)
 
@@ -77,8 +77,12 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 
 
 @cache
-def _is_of_models(module: str) -> bool:
-    """Whether a Python module may hold attention: of transformers' only those of models, none of torch or Python."""
+def is_of_models(module: str) -> bool:
+    """Whether a Python module may hold attention: of transformers' only those of models, none of torch or Python.
+
+    Args:
+        module: Its dotted name.
+    """
     top = module.partition(".")[0]
     if top == "transformers":
         return module.startswith("transformers.models.")

@@ -1,7 +1,7 @@
 """Those who change head outputs: which layer of the model a call is, and which of its heads are asked for."""
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from multihead.error import MultiheadError, kind_and_text
 from multihead.hooks.address import CROSS, Numbering
 from multihead.hooks.locate import Located, locate
+from multihead.hooks.once import runs_once
 from multihead.hooks.tap import Tap
 from multihead.hooks.trace import Trace, is_told_by_name
 from multihead.layer import MultiHeadAttention
@@ -115,7 +116,7 @@ class Chosen(Control, Generic[Wish]):
         wanted: By layer and head what is asked for.
 
     Raises:
-        MultiheadError: The model has no such stack, or no layer of the stack has as many heads.
+        MultiheadError: The model has no such stack, layer or head, as far as it tells without running.
     """
 
     def __init__(self, model: nn.Module, what: str, wanted: Mapping[Place, Mapping[int, Wish]]) -> None:
@@ -123,18 +124,7 @@ class Chosen(Control, Generic[Wish]):
         self._wanted = wanted
         self._used: set[Place] = set()
         self._ran = False
-        located = locate(model)
-        # Some classes serve self- and cross-attention, so that only a call tells which it is.
-        told = all(is_told_by_name(model.get_submodule(one.site.module)) for one in located)
-        self._layers: dict[str, list[Located]] = {} if told else {CROSS: []}
-        for one in located:
-            self._layers.setdefault(one.site.stack or "", []).append(one)
-        for stack, layer in wanted:
-            if stack not in self._layers:
-                raise self._missing(stack, layer, f"stacks of layers: {', '.join(map(repr, sorted(self._layers)))}")
-            most = None if stack == CROSS and not told else _most_heads(self._layers[stack])
-            if most is not None and max(wanted[stack, layer]) >= most:
-                raise self._missing(stack, layer, f"its layers have heads 0 to {most - 1}")
+        self._layers = check_there(model, what, {place: max(heads) for place, heads in wanted.items() if heads})
 
     def change(self, at: At, output: Tensor) -> Tensor:
         """Head outputs after the change."""
@@ -175,13 +165,63 @@ class Chosen(Control, Generic[Wish]):
                 raise self._missing(stack, layer, f"layers 0 to {seen - 1} ran in this stack")
 
     def _missing(self, stack: str, layer: int, known: str) -> MultiheadError:
-        address = HeadAddress(stack, layer, max(self._wanted[stack, layer]))
-        return MultiheadError(
-            asked=f"{self.what} head {address} of {type(self.model).__name__}",
-            arrived=known,
-            remedy="layers and heads are counted from 0, cross-attention as cross.L0.H0; `addresses(watched.sites)` "
-            "lists the layers of a watched model",
-        )
+        return _missing(self.model, self.what, HeadAddress(stack, layer, max(self._wanted[stack, layer])), known)
+
+
+def check_there(model: nn.Module, what: str, wanted: Mapping[Place, int]) -> dict[str, list[Located]]:
+    """Refuse heads that a model does not have, as far as it tells without running.
+
+    It does not tell how many layers there are where one may run several times a pass, nor which of them are
+    cross-attention where one class serves both: that shows when it runs.
+
+    Args:
+        model: The model.
+        what: What is done to a head, in words that precede "head L3.H7": `"gates on"`.
+        wanted: For each layer that is asked for its highest head.
+
+    Returns:
+        Its layers, by stack.
+
+    Raises:
+        MultiheadError: There is no such stack, layer or head; the message has those that there are.
+    """
+    located = locate(model)
+    # Some classes serve self- and cross-attention, so that only a call tells which it is.
+    told = all(is_told_by_name(model.get_submodule(one.site.module)) for one in located)
+    layers: dict[str, list[Located]] = {} if told else {CROSS: []}
+    for one in located:
+        layers.setdefault(one.site.stack or "", []).append(one)
+    once = all(one.how == "seen" for one in located) and runs_once(model, [one.site.module for one in located])
+    for (stack, layer), head in wanted.items():
+        address = HeadAddress(stack, layer, head)
+        if stack not in layers:
+            raise _missing(model, what, address, f"stacks of layers: {', '.join(map(repr, sorted(layers)))}")
+        open_cross = stack == CROSS and not told
+        there = list(located) if open_cross else layers[stack]
+        if once and layer >= len(there):
+            raise _missing(model, what, address, _shown(there, "" if open_cross else stack))
+        # Which layer it is can be told by its number only where each runs, and once.
+        most = _most_heads(there)
+        if most is not None and head >= most:
+            raise _missing(model, what, address, f"its layers have heads 0 to {most - 1}")
+    return layers
+
+
+def _shown(layers: Sequence[Located], stack: str) -> str:
+    """Layers of a stack and their heads, in words."""
+    name = f"{stack}.".lstrip(".")
+    most = _most_heads(layers)
+    heads = "" if most is None else f", with heads 0 to {most - 1}"
+    several = f"layers {name}L0 to {name}L{len(layers) - 1}" if len(layers) > 1 else f"one layer, {name}L0"
+    return several + heads
+
+
+def _missing(model: nn.Module, what: str, address: HeadAddress, known: str) -> MultiheadError:
+    return MultiheadError(
+        asked=f"{what} head {address} of {type(model).__name__}",
+        arrived=known,
+        remedy="layers and heads are counted from 0, cross-attention as cross.L0.H0; print(mh.locate(model)) lists them",
+    )
 
 
 def read_address(given: object) -> HeadAddress:

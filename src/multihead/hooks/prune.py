@@ -10,8 +10,30 @@ from multihead.error import MultiheadError, check_kinds, kind_and_text
 from multihead.hooks.address import addresses
 from multihead.hooks.control import read_address
 from multihead.hooks.locate import check_model, locate
-from multihead.layer import MultiHeadAttention, Pruning
+from multihead.layer import FAMILIES, Attends, MultiHeadAttention, Pruning
 from multihead.record import HeadAddress
+
+
+_ROUTED = (
+    "whose router deals every token to a fixed number: without one of them its tokens would take others, so that the "
+    "pruned module would give something else than this one with the head silenced"
+)
+_WHY = {
+    "MoHAttention": f"{_ROUTED}; and the shared heads share one softmax of gates",
+    "SwitchHeadAttention": "whose heads have experts of their own for values and outputs, dealt by one router for all",
+    "MoAAttention": f"whose heads are copies, one for each expert a token takes, {_ROUTED}",
+    "TalkingHeadsAttention": "whose heads mix their scores and weights: each has a part in what the others give",
+    "DifferentialAttention": "whose heads are pairs of maps with a norm over each pair",
+}
+_TOGETHER = "whose parts belong to its heads together, so that no head can be cut out of them and put back exactly"
+_INSTEAD = (
+    "silence the head instead, in the model it belongs to: mh.gated(model, {'L0.H0': 0.0}) or mh.ablated(model, "
+    "['L0.H0']); or build the module anew with fewer heads and train it"
+)
+_LINEAR_INSTEAD = (
+    "build it as heads of a MultiHeadAttention, where they can be pruned: MultiHeadAttention(embed_dim, HeadGroup(8, "
+    "scoring=LinearScoring())); or build the module anew with fewer heads and train it"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -132,8 +154,16 @@ def _numbers(given: object) -> list[int]:
 
 
 def _located(model: nn.Module, heads: list[object]) -> dict[str, list[int]]:
-    if isinstance(model, MultiHeadAttention) and heads and all(type(head) is int for head in heads):
-        return {"": cast(list[int], heads)}
+    if heads and all(type(head) is int for head in heads):
+        if isinstance(model, MultiHeadAttention | nn.MultiheadAttention) or _is_own(model):
+            return {"": cast(list[int], heads)}
+        raise MultiheadError(
+            asked=f"to prune heads of {type(model).__name__}, a model of several modules",
+            arrived=f"numbers of heads without their layer: {heads}"[:200],
+            remedy='name them like ["L0.H3"], or by module: {"layers.0.attn": [0, 3]}',
+        )
+    if _is_own(model) and not isinstance(model, MultiHeadAttention):
+        _ = _module(model, "")
     located = locate(model)
     paths = {place: site.module for site, place in addresses([one.site for one in located]).items()}
     found: dict[str, list[int]] = {}
@@ -150,14 +180,26 @@ def _located(model: nn.Module, heads: list[object]) -> dict[str, list[int]]:
     return found
 
 
+def _is_own(module: nn.Module) -> bool:
+    """Whether it is attention of this library, of whatever kind."""
+    return isinstance(module, (Attends, *(row.module for row in FAMILIES.values())))
+
+
 def _module(model: nn.Module, path: str) -> MultiHeadAttention:
     modules = dict(model.named_modules(remove_duplicate=False))
     module = modules.get(path)
     if isinstance(module, MultiHeadAttention):
         return module
+    asked = "to prune heads of a multihead.MultiHeadAttention" + (f" at {path!r}" if path else "")
+    if module is not None and _is_own(module):
+        raise MultiheadError(
+            asked=asked,
+            arrived=f"{type(module).__name__}, {_WHY.get(type(module).__name__, _TOGETHER)}",
+            remedy=_INSTEAD if isinstance(module, Attends) else _LINEAR_INSTEAD,
+        )
     arrived = "there is none" if module is None else f"{type(module).__module__}.{type(module).__name__}"
     raise MultiheadError(
-        asked=f"to prune heads of a multihead.MultiHeadAttention at {path!r}",
+        asked=asked,
         arrived=arrived + ("" if module is None else ", whose code takes its sizes from elsewhere"),
         remedy="silence the heads instead: mh.gated(model, {'L0.H0': 0.0}) or mh.ablated(model, ['L0.H0']); or build "
         "the model on multihead.MultiHeadAttention",

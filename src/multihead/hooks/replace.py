@@ -7,14 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from multihead.error import MultiheadError
-from multihead.hooks.control import At, Chosen, by_place
+from multihead.hooks.control import At, Chosen, by_place, read_address
 from multihead.hooks.locate import check_model
 from multihead.hooks.seam import tapped
 from multihead.record import HeadAddress
 
 
 @contextmanager
-def replaced(model: nn.Module, outputs: Mapping[HeadAddress, Tensor | None]) -> Generator[None, None, None]:
+def replaced(
+    model: nn.Module, outputs: Mapping[HeadAddress, Tensor | None] | Mapping[str, Tensor | None]
+) -> Generator[None, None, None]:
     """While this is open, some heads put out what they are told at every position, whatever they compute.
 
     Addresses are counted as `gated` counts them.
@@ -31,7 +33,7 @@ def replaced(model: nn.Module, outputs: Mapping[HeadAddress, Tensor | None]) -> 
         ...     model(**inputs)
     """
     check_model(model)
-    tap = _Replacer(model, "other outputs of", by_place(outputs.items()))
+    tap = _Replacer(model, "other outputs of", by_place((read_address(head), out) for head, out in outputs.items()))
     with tap.trace.followed(), tapped(tap, model):
         yield
         tap.check_used()

@@ -13,7 +13,7 @@ from torch.nn.functional import dropout as drop
 from multihead.error import MultiheadError, check_kinds
 from multihead.layer.block_cache import BlockCache
 from multihead.layer.call import check_alike_weights
-from multihead.layer.check import check_counts, check_dropout, check_eps
+from multihead.layer.check import check_count, check_counts, check_dropout, check_eps
 from multihead.layer.family import able, build_attention, find_family
 from multihead.layer.feed_forward import FeedForward, FeedForwardLayer
 from multihead.layer.support import Support
@@ -188,7 +188,7 @@ class Block(nn.Module):
                 arrived=f"a block of {self._kind}, which has none",
                 remedy=f"compute whole sequences, or take one of {able('cached')}",
             )
-        check_counts({"batch": batch})
+        check_count("batch", batch, example=1)
         check_kinds({"memory": memory}, (Tensor, NoneType), "a tensor (batch, length, width), or None")
         if memory is not None:
             self._check_memory(memory, batch)

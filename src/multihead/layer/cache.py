@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from multihead.error import MultiheadError, check_kinds
-from multihead.layer.check import check_counts, check_whole, listed_rows
+from multihead.layer.check import check_count, check_whole, listed_rows
 from multihead.layer.group import HeadGroup
 from multihead.layer.rows import Bytes, Plain, Rows
 from multihead.layer.scan_cache import State, StateGroup
@@ -35,7 +35,7 @@ class Static:
     length: int
 
     def __post_init__(self) -> None:
-        check_counts({"length": self.length})
+        check_count("length", self.length, example=4096)
 
     def rows(self) -> Rows:
         """Empty rows."""
@@ -55,7 +55,7 @@ class Sliding:
     spare: int = 0
 
     def __post_init__(self) -> None:
-        check_counts({"window": self.window})
+        check_count("window", self.window, example=512)
         check_whole({"spare": self.spare})
 
     def rows(self) -> Rows:
@@ -140,7 +140,7 @@ class AttentionCache:
     def __init__(
         self, groups: Sequence[HeadGroup], *, batch: int, kinds: Sequence[Kind | State], fixed: bool = False
     ) -> None:
-        check_counts({"batch": batch})
+        check_count("batch", batch, example=1)
         for kind in kinds:
             check_kinds({"kind": kind}, (Full, Static, Sliding, Int8, State), _KINDS)
         self.groups = tuple(StateGroup(kind) if isinstance(kind, State) else GroupCache(kind) for kind in kinds)

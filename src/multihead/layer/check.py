@@ -9,25 +9,54 @@ import torch
 from torch import Tensor
 
 from multihead.error import MultiheadError, kind_and_text
+from multihead.pattern.check import LIMIT
+
+LARGEST = 2**28
+"""Of a module's sizes: bytes of a few squares of it can still be counted in 64 bits, which torch does."""
 
 
 def check_counts(sizes: Mapping[str, object]) -> None:
-    """Refuses sizes that are no whole numbers of at least 1, by their names."""
+    """Refuses a module's sizes that are no whole numbers of at least 1, or too large for any memory, by their names."""
     wrong = [f"{name}={size!r}" for name, size in sizes.items() if not _is_count(size)]
-    if wrong:
+    large = [f"{name}={size}" for name, size in sizes.items() if _is_count(size) and size > LARGEST]
+    if wrong or large:
         raise MultiheadError(
-            asked="sizes that are whole numbers of at least 1",
-            arrived=", ".join(wrong),
+            asked="sizes that are whole numbers of at least 1"
+            if wrong
+            else f"sizes of at most 2**28 = {LARGEST:,}: larger ones fit into no memory",
+            arrived=", ".join(wrong or large)[:200],
+            remedy="for example embed_dim=512, heads=8",
+        )
+
+
+def check_count(name: str, size: object, *, example: int) -> None:
+    """Refuses a number of sequences or of tokens that is no whole number from 1 to 2**40."""
+    if not _is_count(size) or size > LIMIT:
+        raise MultiheadError(
+            asked=f"{name}: a whole number from 1 to 2**40",
+            arrived=f"{name}={size!r}"[:200],
+            remedy=f"for example {name}={example}",
+        )
+
+
+def check_product(sizes: Mapping[str, int]) -> None:
+    """Refuses sizes that are too large together for any memory, by their names."""
+    if math.prod(sizes.values()) > LARGEST:
+        raise MultiheadError(
+            asked=f"{' * '.join(sizes)} of at most 2**28 = {LARGEST:,}: larger ones fit into no memory",
+            arrived=", ".join(f"{name}={size}" for name, size in sizes.items()),
             remedy="for example embed_dim=512, heads=8",
         )
 
 
 def check_whole(sizes: Mapping[str, object]) -> None:
-    """Refuses what is no whole number of at least 0, by its name."""
+    """Refuses what is no whole number from 0 to 2**40, by its name."""
     for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= LIMIT:
             raise MultiheadError(
-                asked=f"{name}: a whole number of at least 0",
+                asked=f"{name}: a whole number from 0 to 2**40"
+                if _is_count(size)
+                else f"{name}: a whole number of at least 0",
                 arrived=f"{name}={size!r}"[:200],
                 remedy=f"pass a number such as {name}=2, of Python's own kind: `int({name})`",
             )
@@ -64,6 +93,7 @@ def key_widths(given: object, embed_dim: int) -> tuple[int, int]:
             arrived=f"embed_dim={embed_dim!r}, kv_embed_dim={given!r}"[:200],
             remedy="for example embed_dim=512, heads=8; kv_embed_dim is one width, or (width of keys, width of values)",
         )
+    check_counts({"embed_dim": embed_dim, "kv_embed_dim": max(widths)})
     k_width, v_width = widths
     return k_width, v_width
 
@@ -81,13 +111,18 @@ def divided(embed_dim: int, heads: int) -> int:
 
 def listed_divisors(number: int, near: int, *, most: int = 8) -> str:
     """The divisors of a number that are nearest to another, in order: `2, 4 or 8`."""
-    divisors = [n for n in range(1, number + 1) if number % n == 0]
-    nearest = sorted(sorted(divisors, key=lambda n: abs(n - near))[:most])
+    nearest = sorted(sorted(divisors(number), key=lambda n: abs(n - near))[:most])
     *others, last = map(str, nearest)
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def _is_count(size: object) -> bool:
+def divisors(number: int) -> list[int]:
+    """The divisors of a number, in order; they come in pairs, so that its root is as far as one has to look."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+def _is_count(size: object) -> TypeGuard[int]:
     return isinstance(size, int) and not isinstance(size, bool) and size >= 1
 
 

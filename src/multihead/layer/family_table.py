@@ -7,7 +7,7 @@ from torch import nn
 
 from multihead.attend.selector import Buckets, TopBlocks
 from multihead.layer.attention import MultiHeadAttention
-from multihead.layer.check import divided
+from multihead.layer.check import divided, divisors
 from multihead.layer.delta import GatedDeltaNet
 from multihead.layer.differential import DifferentialAttention
 from multihead.layer.group import HeadGroup
@@ -28,7 +28,7 @@ from multihead.position import Rotary
 from multihead.scan import Favor
 
 WINDOW = 256
-"""Keys that a head with a window sees on its side, itself included."""
+"""Keys that a head with a window sees on one side, its own included: 255 before it, and 255 behind it, and itself."""
 BLOCK, BLOCKS = 64, 16
 """Keys in a block, and blocks that a query attends to, where blocks are chosen."""
 CHOSEN = 512
@@ -62,7 +62,7 @@ class Family:
 
 def _grouped(embed_dim: int, heads: int) -> nn.Module:
     """Four query heads a key/value head, or as near to it as divides."""
-    kv_heads = max(n for n in range(1, heads + 1) if heads % n == 0 and n <= max(heads // _GROUP, 1))
+    kv_heads = max(n for n in divisors(heads) if n <= max(heads // _GROUP, 1))
     return MultiHeadAttention(embed_dim, heads, kv_heads=kv_heads)
 
 
@@ -177,7 +177,7 @@ ROWS = (
         # Where a window lies in another sequence nobody can say.
         support=replace(_DENSE, cross=False),
         paper="Beltagy et al. 2020, arXiv:2004.05150; Jiang et al. 2023, arXiv:2310.06825",
-        about=f"every query weighs the {WINDOW} nearest keys on each side",
+        about=f"every query weighs its own key and the {WINDOW - 1} nearest on each side",
         loses=f"all that is {WINDOW} tokens away or more, in one layer",
     ),
     Family(

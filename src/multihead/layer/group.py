@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from multihead.attend import Normaliser, Softmax
 from multihead.attend.selector import Selector
 from multihead.error import MultiheadError, check_kinds
-from multihead.layer.check import check_counts, check_eps, divided, listed_divisors
+from multihead.layer.check import check_counts, check_eps, check_product, divided, listed_divisors
 from multihead.layer.linear_options import LinearScoring
 from multihead.pattern import Pattern
 from multihead.position import PositionBias, Rotary
@@ -208,6 +208,7 @@ class HeadGroup:
         head_dim = divided(embed_dim, self.heads) if self.head_dim is None else self.head_dim
         kv_heads = self.heads if self.kv_heads is None else self.kv_heads
         v_head_dim = head_dim if self.v_head_dim is None else self.v_head_dim
+        check_product({"heads": self.heads, "head_dim": max(head_dim, v_head_dim)})
         return replace(self, head_dim=head_dim, kv_heads=kv_heads, v_head_dim=v_head_dim)
 
     def __str__(self) -> str:

@@ -38,7 +38,7 @@ class LongformerAttention(Attends):
     Args:
         embed_dim: Width of the input and of the output.
         heads: Number of heads.
-        window: Keys on both sides together, even: `attention_window` of transformers.
+        window: Keys on both sides together, the query's own besides; even: `attention_window` of transformers.
         head_dim: Width of a head; None for `embed_dim / heads`.
         bias: Whether the projections have one.
         dropout: Share of the attention weights dropped in training.
@@ -76,7 +76,7 @@ class LongformerAttention(Attends):
         check_counts({"embed_dim": embed_dim, "heads": heads, "window": window})
         if window % 2:
             raise MultiheadError(
-                asked="an even window, half of it on each side",
+                asked="an even window, half of it on each side, the query's own key besides",
                 arrived=f"window={window}",
                 remedy=f"window={window - 1} or {window + 1}",
             )

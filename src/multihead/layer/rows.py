@@ -107,6 +107,16 @@ class Rows:
                     remedy="keep one dtype, device and autocast from its first token to its last, or build a new cache",
                 )
 
+    def _check_memory(self, room: int, new: Sequence[Tensor]) -> None:
+        """Refuses what no machine has the addresses for, before torch is asked for it."""
+        size = room * sum(part.shape[0] * part.shape[1] * part[0, 0, 0].numel() * part.element_size() for part in new)
+        if size > _ADDRESSES:
+            raise MultiheadError(
+                asked=f"memory for a cache of {room:,} tokens, taken at once",
+                arrived=f"{size:,} bytes; no machine has more than 2**47",
+                remedy="build it for as many tokens as there will be: Static(length), Sliding(window, spare=...)",
+            )
+
     def _drop(self, most: int) -> None:
         beyond = max(self._stop - self._start - most, 0)
         self._start, self.first = self._start + beyond, self.first + beyond
@@ -120,6 +130,7 @@ class Rows:
             room = self._limit
         elif room < 2 * used + count or not self._parts:
             room = max(2 * (used + count), 2 * (self._window or 0))
+        self._check_memory(room, new)
         made: list[Tensor] = []
         for place, added in enumerate(new):
             part = added.new_empty(*added.shape[:2], room, *added.shape[3:])
@@ -127,6 +138,9 @@ class Rows:
                 part[:, :, :used] = self._parts[place][:, :, self._start : self._stop]
             made.append(part)
         self._parts, self._start, self._stop = made, 0, used
+
+
+_ADDRESSES = 2**47  # bytes that a machine can tell apart
 
 
 def _sealed(parts: Sequence[Tensor]) -> bool:

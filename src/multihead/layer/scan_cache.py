@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from multihead.error import MultiheadError, check_kinds
-from multihead.layer.check import check_counts, listed_rows
+from multihead.layer.check import check_count, listed_rows
 from multihead.pattern.check import whole
 
 
@@ -110,7 +110,7 @@ class StateCache:
     """
 
     def __init__(self, *, batch: int, sizes: tuple[int, ...]) -> None:
-        check_counts({"batch": batch})
+        check_count("batch", batch, example=1)
         self.batch = batch
         self._sizes = sizes
         self._rows = StateRows()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from multihead.error import MultiheadError, kind_and_text
 from multihead.hooks import Call, Site, addresses, replaced, watching
-from multihead.hooks.control import read_address
+from multihead.hooks.control import by_place, check_there, read_address
 from multihead.hooks.locate import check_model
 from multihead.measure.batch import Batch
 from multihead.measure.given import given_batches
@@ -82,6 +82,9 @@ def mean_outputs(
     """
     check_model(model)
     chosen = None if heads is None else _chosen(heads)
+    if chosen is not None:
+        places = by_place((head, None) for head in chosen)
+        check_there(model, "the mean output of", {place: max(heads) for place, heads in places.items()})
     sums = _Sums()
     with evaluating(model), torch.no_grad(), watching(model, sums.add) as watched:
         for batch in given_batches(batches):

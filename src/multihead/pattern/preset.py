@@ -108,7 +108,7 @@ def longformer(window: int, positions: Sequence[int] = ()) -> Pattern:
     outside of the band are skipped but for the global rows and columns.
 
     Args:
-        window: Keys on both sides together, even: `attention_window` of transformers.
+        window: Keys on both sides together, the query's own besides; even: `attention_window` of transformers.
         positions: Global tokens, from 0.
 
     Raises:
@@ -124,7 +124,11 @@ def longformer(window: int, positions: Sequence[int] = ()) -> Pattern:
         3 █·███
         4 █··██
     """
-    width = whole(window, asked="longformer(window, positions): keys on both sides together, at least 0", least=0)
+    width = whole(
+        window,
+        asked="longformer(window, positions): keys on both sides together, the query's own besides, at least 0",
+        least=0,
+    )
     if width % 2:
         raise MultiheadError(
             asked="longformer(window, positions): an even window, half of it on each side",
