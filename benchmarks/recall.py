@@ -6,7 +6,11 @@ behind it. It trains on 64 tokens with periods of 8 to 32 and is asked at 64 and
 half its length. So a longer text asks for more at once (n / 2 tokens to hold) and from farther away (n / 2 tokens
 back). Accuracy is the share of right next tokens in the second half; guessing gives 1 in 512.
 
+`--setting small` is a task that states of a fixed size learn as well: 128 tokens are known, periods are 4 to 16, steps
+are larger, and attention begins as the modules begin by themselves. Lengths of 8 and more ask for 4 tokens and more.
+
     python benchmarks/recall.py                         every model, two seeds (half an hour on one core)
+    python benchmarks/recall.py --setting small         the states, and all pairs beside them (half an hour)
     python benchmarks/recall.py --models rope window --seeds 0 --steps 300
     python benchmarks/recall.py --show                  the table of the JSON file
 """
@@ -15,6 +19,7 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,9 +30,30 @@ from torch.nn.functional import cross_entropy
 import multihead as mh
 from multihead.layer import Block
 
-VOCABULARY, WIDTH, HEADS = 512, 64, 4
-TRAINED, PERIODS, BATCH = 64, (8, 32), 16
-LENGTHS = (64, 128, 256, 512, 1024)
+WIDTH, HEADS = 64, 4
+TRAINED, BATCH = 64, 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A task, and how it is learned."""
+
+    vocabulary: int
+    periods: tuple[int, int]
+    lengths: tuple[int, ...]
+    steps: int
+    rate: float
+    plain: bool  # every matrix begins with a standard deviation of 0.02, else those beside attention
+
+
+SETTINGS = {
+    "large": Setting(
+        vocabulary=512, periods=(8, 32), lengths=(64, 128, 256, 512, 1024), steps=1200, rate=3e-3, plain=True
+    ),
+    "small": Setting(
+        vocabulary=128, periods=(4, 16), lengths=(8, 16, 32, 64, 128, 256), steps=2000, rate=1e-2, plain=False
+    ),
+}
 
 
 ALIBI = mh.ALiBi(mh.alibi_slopes(HEADS))
@@ -78,6 +104,9 @@ ASKED = {
     "all-then-keys": ("window of 4, then all pairs; 8 best keys when asked", "window-all", mh.TopKeys(8)),
 }
 EVERY = {name: told[0] for name, told in (MODELS | ASKED).items()}
+SMALL = (
+    "alibi", "window-all", "linear", "window-linear", "retention", "gated-linear", "gated-delta", "delta-all"
+)  # fmt: skip
 
 
 def lsh():
@@ -91,13 +120,13 @@ def moh():
 class Model(nn.Module):
     """Two blocks between an embedding and its read-out."""
 
-    def __init__(self, kinds):
+    def __init__(self, kinds, setting):
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.embedding = nn.Embedding(setting.vocabulary, WIDTH)
         self.blocks = nn.ModuleList(Block(WIDTH, kind(), feed_forward=None) for kind in kinds)
-        self.norm, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.norm, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, setting.vocabulary, bias=False)
         for name, parameter in self.named_parameters():
-            if name.endswith("weight") and parameter.ndim == 2:
+            if name.endswith("weight") and parameter.ndim == 2 and (setting.plain or not name.startswith("blocks")):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, ids):
@@ -107,26 +136,26 @@ class Model(nn.Module):
         return self.out(self.norm(x))
 
 
-def texts(count, length, periods, generator):
+def texts(count, length, periods, vocabulary, generator):
     """Random tokens, none twice in a period, that begin again after it; and the periods."""
     period = torch.randint(periods[0], periods[1] + 1, (count, 1), generator=generator)
-    base = torch.rand(count, VOCABULARY, generator=generator).argsort(-1)
+    base = torch.rand(count, vocabulary, generator=generator).argsort(-1)
     return base.gather(1, torch.arange(length)[None] % period), period
 
 
-def trained(kinds, seed, steps):
+def trained(kinds, seed, setting, steps):
     """A model, and what its training took."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    model = Model(kinds)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    model = Model(kinds, setting)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=setting.rate, betas=(0.9, 0.98), weight_decay=0.01)
     # Warmed up over 50 steps, then down to a twentieth.
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimiser, lambda step: min(1, (step + 1) / 50) * max(0.05, 1 - step / steps)
     )
     start = time.process_time()
     for _ in range(steps):
-        ids, period = texts(BATCH, TRAINED, PERIODS, generator)
+        ids, period = texts(BATCH, TRAINED, setting.periods, setting.vocabulary, generator)
         logits = model(ids)[:, :-1]
         # Only a token whose last occurrence is in the text can be known.
         known = torch.arange(TRAINED - 1)[None] >= period
@@ -138,21 +167,22 @@ def trained(kinds, seed, steps):
     return model.eval(), {"loss": loss.item(), "cpu_s": time.process_time() - start}
 
 
-def built(name, seed, steps):
+def built(name, seed, setting, steps):
     """A model as it is to be asked."""
     if name in MODELS:
-        return trained(MODELS[name][1], seed, steps)
+        return trained(MODELS[name][1], seed, setting, steps)
     _, other, mask = ASKED[name]
-    model, told = trained(MODELS[other][1], seed, steps)
+    model, told = trained(MODELS[other][1], seed, setting, steps)
     narrowed = heads(mask=mask)()
     narrowed.load_state_dict(model.blocks[1].attention.state_dict())
     model.blocks[1].attention = narrowed.eval()
     return model, told
 
 
-def recall(model, length, seed):
+def recall(model, length, seed, vocabulary):
     """Share of right next tokens in the second half of 24 texts of one repeat."""
-    ids, _ = texts(24, length, (length // 2, length // 2), torch.Generator().manual_seed(10_000 + seed))
+    generator = torch.Generator().manual_seed(10_000 + seed)
+    ids, _ = texts(24, length, (length // 2, length // 2), vocabulary, generator)
     asked = slice(length // 2, length - 1)
     with torch.no_grad():
         said = model(ids)[:, asked].argmax(-1)
@@ -161,11 +191,12 @@ def recall(model, length, seed):
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=EVERY, default=list(EVERY))
+    parser.add_argument("--setting", choices=SETTINGS, default="large", help="see above (large)")
+    parser.add_argument("--models", nargs="+", choices=EVERY, help="all of the setting where not given")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--steps", type=int, default=1200, help="of training (1200)")
-    parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), help="even, up to 1024")
-    parser.add_argument("--json", type=Path, default=Path("build/recall.json"))
+    parser.add_argument("--steps", type=int, help="of training (1200, small 2000)")
+    parser.add_argument("--lengths", type=int, nargs="+", help="even, up to twice the known tokens")
+    parser.add_argument("--json", type=Path, help="(build/recall.json, small build/recall-small.json)")
     parser.add_argument("--resume", action="store_true", help="leave out models that the JSON file holds")
     parser.add_argument("--show", action="store_true", help="print the table of the JSON file and stop")
     return parser.parse_args()
@@ -174,15 +205,19 @@ def parse():
 def main():
     options = parse()
     torch.set_num_threads(1)
+    setting, small = SETTINGS[options.setting], options.setting == "small"
+    options.json = options.json or Path(f"build/recall{'-small' * small}.json")
+    options.models = options.models or list(SMALL if small else EVERY)
+    steps, lengths = options.steps or setting.steps, options.lengths or setting.lengths
     old = json.loads(options.json.read_text()) if (options.resume or options.show) and options.json.exists() else {}
     cells = {(cell["model"], cell["seed"]): cell for cell in old.get("cells", [])}
     about = old.get("about") or {"machine": machine(), "versions": versions(("multihead", "torch"))}
     wanted = [] if options.show else [(name, seed) for name in options.models for seed in options.seeds]
     for number, (name, seed) in enumerate(key for key in wanted if key not in cells):
         print(f"{number + 1}/{len(wanted)}  {name}, seed {seed} ... ", end="", flush=True)
-        model, told = built(name, seed, options.steps)
-        found = {str(length): recall(model, length, seed) for length in options.lengths}
-        cells[name, seed] = {"model": name, "seed": seed, "steps": options.steps, "recall": found} | told
+        model, told = built(name, seed, setting, steps)
+        found = {str(length): recall(model, length, seed, setting.vocabulary) for length in lengths}
+        cells[name, seed] = {"model": name, "seed": seed, "steps": steps, "recall": found} | told
         print(f"{' '.join(f'{share:.2f}' for share in found.values())}  {told['cpu_s']:.0f} s", flush=True)
         save(options.json, about, cells)
     show(about, list(cells.values()))

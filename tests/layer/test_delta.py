@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from transformers.cache_utils import DynamicCache
@@ -189,3 +191,17 @@ def test_a_state_is_of_one_layer(randomise):
 def test_it_says_what_it_is():
     assert "key_heads=2" in repr(GatedDeltaNet(16, heads=4, key_heads=2, v_head_dim=3))
     assert not GatedDeltaNet.SUPPORT.bidirectional
+
+
+def test_a_new_layer_remembers():
+    """Steps as Mamba begins: most heads keep a token for more than a few others; so they can learn to."""
+    layer = GatedDeltaNet(64, heads=64)
+    step = torch.log1p(torch.exp(layer.dt_bias.double()))
+    assert (step >= 0.999e-3).all()
+    assert (step <= 1.001e-1).all()
+    assert step.min() < 3e-3, "they are spread like their logarithms"
+    assert step.max() > 3e-2
+    with torch.no_grad():
+        kept = layer.log_decay(torch.zeros(1, 1, 64)).double().flatten()
+    torch.testing.assert_close(kept, -(layer.log_rate.double().exp() * step), rtol=1e-5, atol=1e-9)
+    assert (math.log(0.5) / kept).median() > 2

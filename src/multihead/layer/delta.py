@@ -1,5 +1,6 @@
 """Gated DeltaNet: a state that is written under keys, with what was there replaced."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, cast
@@ -24,6 +25,9 @@ from multihead.scan import DeltaState, delta_rule
 _CAUSAL = causal()
 # Keeps keys of length 0 finite when they are brought to length 1, as in Qwen3-Next.
 _EPS = 1e-6
+_STEPS = (1e-3, 0.1)
+"""With steps of about 1, as in Qwen3-Next's configuration class, which expects trained weights, most heads would forget
+a token before the next one comes, and do not learn to keep any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -170,13 +174,18 @@ class GatedDeltaNet(nn.Module):
         return made
 
     def reset_parameters(self) -> None:
-        """Start anew: Xavier-uniform weights, the norm 1, `dt_bias` 1, rates uniform in 0.01 to 16."""
+        """Start anew: Xavier-uniform weights, the norm 1, rates uniform in 0.01 to 16, and steps that remember.
+
+        `softplus(dt_bias)`, the step of a token without content, is log-uniform in 0.001 to 0.1 (as in Mamba: Gu and
+        Dao 2023, arXiv 2312.00752), so that heads begin with half-lives from half a token to tens of thousands.
+        """
         restart(self)
         bound = self.conv_width**-0.5
         with torch.no_grad():
             self.conv.uniform_(-bound, bound)
             self.log_rate.uniform_(0.01, 16.0).log_()
-            self.dt_bias.fill_(1.0)
+            step = self.dt_bias.uniform_(*map(math.log, _STEPS)).exp()
+            self.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # softplus of it is the step
 
     def widths(self) -> dict[str, int]:
         """Input width."""
