@@ -13,7 +13,6 @@ from multihead.hooks.locate import check_model, locate
 from multihead.layer import FAMILIES, Attends, MultiHeadAttention, Pruning
 from multihead.record import HeadAddress
 
-
 _ROUTED = (
     "whose router deals every token to a fixed number: without one of them its tokens would take others, so that the "
     "pruned module would give something else than this one with the head silenced"
