@@ -208,11 +208,11 @@ class MoHAttention(OneWidth):
         facts, taken, mask = _facts(problem), problem.taken[..., None], problem.mask
         if isinstance(mask, Pattern):
             # One block of all keys: a bit a row, however long the text is.
-            rows = Chosen.from_blocks(
-                taken, block=max(problem.kv_len, 1), kv_len=problem.kv_len, q_offset=problem.q_offset or 0
-            )
-            return Problem(**facts | {"mask": mask & rows})
-        return Problem(**facts | {"mask": taken if mask is None else mask & taken})
+            block, start = max(problem.kv_len, 1), problem.q_offset or 0
+            facts["mask"] = mask & Chosen.from_blocks(taken, block=block, kv_len=problem.kv_len, q_offset=start)
+        else:
+            facts["mask"] = taken if mask is None else mask & taken
+        return Problem(**facts)
 
     def extra_repr(self) -> str:
         """Sizes for `print(model)`."""
