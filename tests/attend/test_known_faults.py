@@ -334,3 +334,29 @@ def test_34_the_slow_paths_of_torchs_dispatch_are_not_taken():
         assert explain_backend(q, k, v, **options).chosen == "sdpa"
     with pytest.raises(MultiheadError, match="four dimensions"):
         make_problem(q[0], k[0], v[0])
+
+
+@pytest.mark.parametrize("size", [1e3, 1e5, 1e9])
+@pytest.mark.parametrize("mask", [None, causal(), causal() & sliding_window(20)], ids=str)
+def test_gradients_of_huge_scores_are_those_of_the_definition(size, mask):
+    """Scores up to 1e18: weights made again are those of the forward pass, so that none is above 1."""
+    q, k, v, pull = (torch.randn(1, 2, 40, 8) for _ in range(4))
+    inputs = [(each * size).requires_grad_() for each in (q, k, v)]
+    got = torch.autograd.grad(attention(*inputs, mask=mask, backend="tiled"), inputs, pull)
+    wide = [each.detach().double().requires_grad_() for each in inputs]
+    want = torch.autograd.grad(attention(*wide, mask=mask, backend="reference"), wide, pull.double())
+    for one, due, other in zip(got, want, (size, size, 1.0), strict=True):
+        assert one.isfinite().all()
+        # Rows whose two highest scores are nearer than float32 tells them apart have other weights; none here.
+        assert (one.double() - due).abs().max() <= 1e-4 * max(float(due.abs().max()), other)
+
+
+def test_torchs_kernel_still_has_no_gradient_of_huge_scores():
+    """The other side of the test above: what the page on attention tells of `backend="sdpa"`, to be seen when mended.
+
+    Its backward pass makes weights again from a log-sum-exp in float32, of which 1e10 has none of the last hundreds.
+    """
+    x = (torch.randn(1, 2, 40, 8) * 1e5).requires_grad_()
+    grads = [scaled_dot_product_attention(x, x.flip(2), x, is_causal=True) for _ in range(1)]
+    (grad,) = torch.autograd.grad(grads[0].sum(), [x])
+    assert not grad.isfinite().all()

@@ -220,8 +220,7 @@ def _missing(model: nn.Module, what: str, address: HeadAddress, known: str) -> M
     return MultiheadError(
         asked=f"{what} head {address} of {type(model).__name__}",
         arrived=known,
-        remedy="layers and heads are counted from 0, cross-attention as cross.L0.H0; "
-        "print(mh.locate(model)) lists them",
+        remedy="layers and heads are counted from 0, cross-attention as cross.L0.H0; see mh.locate(model)",
     )
 
 

@@ -12,6 +12,7 @@ from multihead.hooks.address import addresses, name_stacks
 from multihead.hooks.call import Site
 from multihead.hooks.code import computes_attention, stated_heads, uses_table
 from multihead.hooks.families import families
+from multihead.hooks.remark import stateful
 from multihead.layer import Attends
 
 _CROSS_NAME = re.compile(r"cross|encoder_attn|enc_?dec|x_attn|token_to_image|image_to_token", re.IGNORECASE)
@@ -100,7 +101,8 @@ def locate(model: nn.Module) -> Layers:
     check_model(model)
     seen, fallback = find_attention(model), innermost(find_fallback(model), find_attention(model))
     if not seen and not fallback:
-        raise no_attention(model, "found none")
+        unseen = (f"{path or 'the model'}: {reason}" for path, reason in stateful(model))
+        raise no_attention(model, "found none", unseen)
     crossing = crosses(model)
     known = {id(module) for _, module in seen}
     order = {path: place for place, (path, _) in enumerate(model.named_modules())}

@@ -151,8 +151,9 @@ def _attend(self: Attends, problem: Problem) -> Tensor:
     # Taps speak (batch, q_len, heads, v_head_dim); the same numbers, seen the other way round.
     turned = plain.transpose(1, 2)
     output = gated(taps, self, turned)
+    told = self.told(problem) if taps else problem
     for tap in taps:
-        tap.end(self, problem, output)
+        tap.end(self, told, output)
     return plain if output is turned else output.transpose(1, 2)
 
 

@@ -1,9 +1,11 @@
 """Which tokens stand at the query and key positions of a call, from what the modules around it were given."""
 
+import functools
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +13,10 @@ from torch import Tensor, nn
 from multihead.attend import Problem
 from multihead.hooks.call import Site, Tokens
 from multihead.hooks.trace import CACHES, Frame
-from multihead.layer import Attends
+from multihead.layer import Attends, LSHAttention
 from multihead.pattern import Pattern
+from multihead.pattern.algebra import And
+from multihead.pattern.chosen import Chosen
 
 # What a module reads that has no tokens: what is further out then belongs to another part of the model.
 _OTHER_INPUTS = ("pixel_values", "input_features", "input_values")
@@ -167,7 +171,7 @@ def _keep(frames: Sequence[Frame], site: Site, problem: Problem, past: int, befo
     mask = _mask(frames, site, lambda m: m.shape[0] == problem.batch and m.shape[1] in lengths)
     if mask is not None:
         return mask[:, :total]
-    seen = _seen(problem) if problem.kv_len >= problem.q_len else None
+    seen = _seen(problem, frames) if problem.kv_len >= problem.q_len else None
     if seen is None:
         return None if before is None else nn.functional.pad(before[:, :past], (0, problem.q_len), value=True)
     # A query sees at least itself; what was read before it may lie outside of its window.
@@ -231,15 +235,36 @@ def _exact(tensor: Tensor | None, problem: Problem) -> Tensor | None:
     return tensor if tensor is not None and tensor.shape == (problem.batch, problem.kv_len) else None
 
 
-def _seen(problem: Problem) -> Tensor | None:
-    """Keys that some query may attend to (batch, kv_len): where a mask shuts a whole column, it is padding."""
-    if problem.mask is None or (isinstance(problem.mask, Pattern) and problem.mask.batch is None):
+def _seen(problem: Problem, frames: Sequence[Frame] = ()) -> Tensor | None:
+    """Keys that some query may attend to (batch, kv_len): where a mask shuts a whole column, it is padding.
+
+    Not so where keys are chosen from what they hold: one that nobody chose is a token all the same. What was chosen is
+    left out of a pattern; tokens that hash see others and not themselves, so that who sees something is real too.
+    """
+    mask = _unchosen(problem.mask) if isinstance(problem.mask, Pattern) else problem.mask
+    if mask is None or (isinstance(mask, Pattern) and mask.batch is None):
         return None  # the same for every row of the batch: nothing is padded
+    problem = problem if mask is problem.mask else replace(problem, mask=mask)
     columns = torch.zeros(problem.batch, problem.kv_len, dtype=torch.bool, device=problem.q.device)
+    hashed = any(isinstance(frame.module, LSHAttention) for frame in frames[-1:])
+    first = problem.kv_len - problem.q_len
     for start in range(0, problem.q_len, _ROWS):
         allowed = problem.allowed(slice(start, start + _ROWS))
         columns = columns if allowed is None else columns | allowed.any(dim=1).any(dim=1)
+        if hashed and allowed is not None:
+            rows = allowed.any(dim=1).any(dim=-1)
+            columns[:, first + start : first + start + rows.shape[1]] |= rows
     return columns
+
+
+def _unchosen(mask: Pattern) -> Pattern | None:
+    """A pattern without the parts of it that were chosen from the content of a call; None where there is no other."""
+    if isinstance(mask, Chosen):
+        return None
+    if not isinstance(mask, And):
+        return mask
+    parts = [part for part in map(_unchosen, mask.parts) if part is not None]
+    return functools.reduce(operator.and_, parts) if parts else None
 
 
 def _or_none(keep: Tensor | None) -> Tensor | None:

@@ -15,11 +15,11 @@ from multihead.hooks.call import Call, Projection, Site, Tokens
 from multihead.hooks.fallback import sheltered
 from multihead.hooks.kernel import check_kernel, problem_of
 from multihead.hooks.locate import no_attention
+from multihead.hooks.remark import remark_on, stateful, untold
 from multihead.hooks.seam import tapped
 from multihead.hooks.tap import KernelCall, OwnCall, Tap
 from multihead.hooks.tokens import TokenReader, past_of
 from multihead.hooks.trace import Trace, hooked
-from multihead.layer import LongformerAttention, TalkingHeadsAttention
 
 _OWN_KERNEL = "multihead"
 _UNUSED = (
@@ -38,6 +38,7 @@ class Watched:
     def __init__(self) -> None:
         self._sites: dict[Site, None] = {}
         self._unseen: dict[str, str] = {}
+        self._remarks: dict[str, str] = {}
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -49,9 +50,19 @@ class Watched:
         """Modules that computed something like attention that could not be told, each with the reason."""
         return dict(self._unseen)
 
+    @property
+    def remarks(self) -> Mapping[str, str]:
+        """Modules whose calls are not what they read as, each with what has to be known of them."""
+        return dict(self._remarks)
+
     def refuse(self, module: str, reason: str) -> None:
         """Note a module whose attention cannot be told."""
         self._unseen.setdefault(module, reason)
+
+    def remark(self, module: str, text: str) -> None:
+        """Note what has to be known of a module; an empty text is nothing."""
+        if text:
+            self._remarks.setdefault(module, text)
 
     def see(self, site: Site) -> None:
         """Note a site."""
@@ -74,7 +85,8 @@ def watching(
     Where their scores are a product of queries and keys, scaled and added to, the problem holds these; where they are
     not (disentangled terms of DeBERTa), queries and keys have head_dim 0 and the bias holds the scores. What cannot be
     told, such as attention in blocks, is listed with its reason in `Watched.unseen`. Linear heads beside softmax heads
-    are listed there too: they count (`Call.first_head`) and have columns of the projection, but no weights.
+    are listed there too: they count (`Call.first_head`) and have columns of the projection, but no weights. What has to
+    be known to read the calls of a module is in `Watched.remarks`.
     `NativeSparseAttention` makes three calls of the same heads, one a branch; `LSHAttention` computes from all pairs
     while it is watched, the same but for rounding. `nn.TransformerEncoder` in
     inference has a fast path that no one can look into: it gives the outputs, and torch's slow path runs beside it.
@@ -102,6 +114,8 @@ def watching(
     """
     watcher = _Watcher(model, on_call, on_pass)
     free = sheltered(model)
+    for path, reason in stateful(model):
+        watcher.watched.refuse(path, reason)
     with ExitStack() as open_hooks:
         open_hooks.enter_context(watcher.trace.followed())
         for module in model.modules():
@@ -207,10 +221,11 @@ class _Watcher(Tap):
             self._tell(Projection(weight=None, reason=_UNUSED))
 
     def end(self, module: nn.Module, call: KernelCall | OwnCall | Problem, output: Tensor) -> None:
-        untold = _untold(module, self.trace.calls(module))
-        if untold:
-            self.watched.refuse(self.trace.paths[id(module)], untold)
+        path, why_not = self.trace.paths[id(module)], untold(module, self.trace.calls(module))
+        if why_not:
+            self.watched.refuse(path, why_not)
             return
+        self.watched.remark(path, remark_on(module))
         site, frames = self.trace.site(module), self.trace.frames
         kernel, problem = self._read(site, call)
         queries, keys = self._tokens.read(frames, site, problem)
@@ -307,15 +322,6 @@ class _Watcher(Tap):
             self._on_pass(outermost is not None)
         if outermost is self.model:
             self.check_seen()
-
-
-def _untold(module: nn.Module, call: int) -> str:
-    """Why a call of one of our modules cannot be told; empty where it can."""
-    if isinstance(module, TalkingHeadsAttention):
-        return "its heads mix their scores and their weights, so that no weights are those of one head"
-    if isinstance(module, LongformerAttention) and call > 1:
-        return "rows of global tokens are computed once more, from other projections; only those of the window are told"
-    return ""
 
 
 def _are_fed(pending: Sequence[_Pending | _Untold], given: Tensor) -> bool:

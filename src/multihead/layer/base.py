@@ -44,6 +44,14 @@ class Attends(nn.Module):
         """The heads of one call and group, before they are joined."""
         return choose(problem, self.backend).run(problem)[0]
 
+    def told(self, problem: Problem) -> Problem:
+        """A call as whoever looks is told of it: what its heads computed, and nothing that no token took.
+
+        Args:
+            problem: What `attend` was given.
+        """
+        return problem
+
     def heads_made(self, heads: Float[Tensor, "batch heads q_len v_head_dim"]) -> Tensor:
         """Heads that no problem tells of, as linear ones: where they are gated and replaced. They go on as they are."""
         return heads

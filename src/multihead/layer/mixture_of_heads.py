@@ -24,6 +24,7 @@ from multihead.layer.placing import placed
 from multihead.layer.routing import Choice, Router, check_chosen
 from multihead.layer.support import Support
 from multihead.pattern import Pattern
+from multihead.pattern.chosen import Chosen
 
 _LEAST = 256  # queries: with fewer, taking rows out costs more than it saves
 _STORED = 2**22  # pairs that are stored, a byte each; of more the pattern is asked tile by tile, which is then faster
@@ -63,8 +64,8 @@ class MoHAttention(OneWidth):
     tenth under `causal()`, and nothing at 1024 and below. With fewer than 256 queries, as in decoding, and in a
     compiled graph, whose sizes cannot depend on numbers, all heads are computed and what was not chosen is set to 0.
 
-    A watcher sees every head at every token, with an output of 0 where the token did not take it. Gates come behind it,
-    so the output projection is not seen.
+    A watcher sees each head at the tokens that took it; other rows see no key there, and their output is 0. So weights
+    are measured over the rows that were taken. Gates come behind it, so the output projection is not seen.
 
     Args:
         embed_dim: Width of the inputs and of the output.
@@ -200,6 +201,18 @@ class MoHAttention(OneWidth):
         if isinstance(shared.mask, Pattern) and by_head(shared.mask):
             shared = _of_rows(shared, Rows.of(problem.taken[:, :first]), 0)
         return torch.cat([self._ran(shared), found], 1)
+
+    def told(self, problem: Problem) -> Problem:
+        """The call with rows that did not take a head masked: they see no key there, and their output is 0."""
+        assert isinstance(problem, Heads)
+        facts, taken, mask = _facts(problem), problem.taken[..., None], problem.mask
+        if isinstance(mask, Pattern):
+            # One block of all keys: a bit a row, however long the text is.
+            block, start = max(problem.kv_len, 1), problem.q_offset or 0
+            facts["mask"] = mask & Chosen.from_blocks(taken, block=block, kv_len=problem.kv_len, q_offset=start)
+        else:
+            facts["mask"] = taken if mask is None else mask & taken
+        return Problem(**facts)
 
     def extra_repr(self) -> str:
         """Sizes for `print(model)`."""

@@ -161,6 +161,8 @@ def _run(
             model(**batch.inputs)
             for path, reason in watched.unseen.items():
                 recorder.ledger.remark(f"{path or 'the model'}: not measured: {reason}")
+            for path, text in watched.remarks.items():
+                recorder.ledger.remark(f"{path or 'the model'}: {text}")
             if kept is not None:
                 kept.write(place, recorder.ledger.sheet)
             recorder.ledger.post()
