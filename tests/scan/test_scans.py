@@ -366,3 +366,24 @@ def test_they_are_those_of_fla():
     given = (turned[0], unit.transpose(1, 2), turned[2], beta.transpose(1, 2), token.transpose(1, 2))
     want, state = theirs(*given, output_final_state=True)
     close(delta_rule(q * scale, unit, v, beta, log_decay=token), want.transpose(1, 2), state)
+
+
+@pytest.mark.parametrize("kind", DECAYS)
+@pytest.mark.parametrize("huge", [1e10, 1e19, 1e30, 3e38, torch.inf, torch.nan])
+@pytest.mark.parametrize("what", ["k", "v"])
+def test_what_is_too_large_reaches_no_earlier_token_and_no_batch_mate(kind, huge, what):
+    """Sums that run over, in the middle of a chunk: inf and NaN stay where they arise and behind."""
+    (q, k, v), log_decay = drawn(length=150), decays(kind, H, 150)
+    q, k, v = (x.float() for x in (q, k, v))
+    log_decay = log_decay if log_decay is None else log_decay.float()
+    beta, at = torch.rand(B, H, 150), 100
+    other = {"k": k.clone(), "v": v.clone()}
+    other[what][0, :, at:] = huge
+    for scan, strength, unit in ((linear_attention, (), False), (delta_rule, (beta,), True)):
+        keys = [normalize(x, dim=-1) if unit else x for x in (k, other["k"])]
+        keys[1][0, :, at:] = torch.where(other["k"][0, :, at:].isfinite(), keys[1][0, :, at:], huge)
+        want = scan(q, keys[0], v, *strength, log_decay=log_decay).out
+        got = scan(q, keys[1], other["v"], *strength, log_decay=log_decay).out
+        assert torch.equal(got[1:], want[1:])
+        # To the bit where the chunk gave numbers; rounded otherwise where it had to be gone through token by token.
+        torch.testing.assert_close(got[0, :, :at], want[0, :, :at], rtol=1e-4, atol=1e-4)

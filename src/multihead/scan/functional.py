@@ -1,6 +1,7 @@
 """The scans: linear attention and the delta rule, each with its state."""
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from multihead.scan import chunked, running
 from multihead.scan.check import check_beta, check_decay, check_flags, check_inputs, check_mass, check_state
 from multihead.scan.state import DeltaState, LinearState, Scanned
+from multihead.scan.stepped import mended
 
 
 def linear_attention(
@@ -77,7 +79,9 @@ def linear_attention(
     many: Any = running.linear if running.suits(given, state.memory, state.mass) else chunked.linear
     run: Any = chunked.linear_step if given.length == 1 else many
     with _wide(q):
-        out, (memory, mass) = run(given, (state.memory, state.mass), normalise=normalise)
+        first = (state.memory, state.mass)
+        out, (memory, mass) = run(given, first, normalise=normalise)
+        out = mended(out, given, first, partial(chunked.linear_step, normalise=normalise))
     return Scanned(out=_told(out, q, valid), state=LinearState(memory=memory, mass=mass))
 
 
@@ -139,6 +143,7 @@ def delta_rule(
         return Scanned(out=q.new_zeros(*q.shape[:3], v.shape[3]), state=state)
     with _wide(q):
         out, memory = (chunked.delta_step if given.length == 1 else chunked.delta)(given, state.memory)
+        out = mended(out, given, state.memory, chunked.delta_step)
     return Scanned(out=_told(out, q, valid), state=DeltaState(memory=memory))
 
 
