@@ -8,7 +8,7 @@ from torch import nn
 from multihead.attend import Sigmoid
 from multihead.error import MultiheadError
 from multihead.interop import export_onnx
-from multihead.layer import HeadGroup, MultiHeadAttention, QKNorm, Scoring
+from multihead.layer import HeadGroup, MultiHeadAttention, QKNorm, Scoring, build_attention
 from multihead.pattern import causal, document, padding, prefix, sliding_window
 from multihead.position import ALiBi, RelativeTable, Rotary, alibi_slopes
 
@@ -76,6 +76,56 @@ def test_a_file_gives_what_the_model_gives_at_any_length(name, tmp_path, monkeyp
         (got,) = session.run(None, {name: tensor.numpy() for name, tensor in given.items()})
         with torch.no_grad():
             torch.testing.assert_close(torch.from_numpy(got), model(**given), rtol=1e-5, atol=2e-5)
+
+
+class Kind(nn.Module):
+    """A kind of attention by name, causal, at random weights and biases."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.attention = build_attention(name, 24, heads=4)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.add_(torch.randn(parameter.shape) * 0.2)
+
+    def forward(self, x):
+        return self.attention(x, mask=causal())
+
+
+@pytest.mark.parametrize(
+    ("name", "lengths"),
+    [
+        ("switch_head", (7, 70)),
+        pytest.param("gated_delta", (70,), marks=pytest.mark.slow),
+        pytest.param("mixture_of_heads", (7, 70), marks=pytest.mark.slow),
+        pytest.param("mixture_of_attention", (7, 70), marks=pytest.mark.slow),
+        pytest.param("talking_heads", (7,), marks=pytest.mark.slow),
+        pytest.param("retention", (70,), marks=pytest.mark.slow),
+        pytest.param("gated_linear", (70,), marks=pytest.mark.slow),
+    ],
+)
+def test_kinds_without_an_attention_node_give_what_they_give(name, lengths, tmp_path, monkeypatch):
+    """Experts of a token by a product with all of them, triangular systems of a chunk by inverses of halves."""
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    runtime = pytest.importorskip("onnxruntime")
+    model, path = Kind(name).eval(), tmp_path / "model.onnx"
+    dynamic = {"x": {1: "length"}} if len(lengths) > 1 else None
+    export_onnx(model, [torch.randn(2, lengths[0], 24)], path, dynamic=dynamic)
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for length in lengths:
+        x = torch.randn(2, length, 24)
+        with torch.no_grad():
+            want = model(x)
+        (got,) = session.run(None, {"x": x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(got), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["top_blocks", pytest.param("lsh", marks=pytest.mark.slow)])
+def test_keys_chosen_by_content_are_refused_in_words(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    with pytest.raises(MultiheadError, match=r"(?s)sizes depend on no numbers.*chooses keys.*fix: export a model"):
+        export_onnx(Kind(name).eval(), [torch.randn(2, 70, 24)], tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
