@@ -43,6 +43,9 @@ def export_onnx(
     become its mask, computed in the graph for the lengths there are; sinks are one more key. What a node cannot be
     (`Sigmoid`, `Sparsemax`, `Entmax`) is refused. The file is written beside its place first and moved there whole.
 
+    Kinds without such a node are written out: mixtures multiply each token with all experts, of which one is taken, and
+    scans (`LinearAttention`, `GatedDeltaNet`) go in for one length. Keys chosen by content are refused.
+
     Args:
         model: In evaluation mode; a cache is no part of an exported graph.
         inputs: Examples of its inputs, in order.

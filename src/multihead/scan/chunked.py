@@ -231,7 +231,7 @@ def _check_open(given: Prepared, chunk: int) -> None:
     raise MultiheadError(
         asked="a graph of any length",
         arrived="a scan, whose chunks follow each other: a graph holds so many as it was made with",
-        remedy=f"export it for one length, and pad texts to that; or for lengths below {chunk}",
+        remedy=f"export it for one length, and pad texts to that; or with torch.export.Dim(..., max={chunk - 1})",
     )
 
 

@@ -73,8 +73,8 @@ def check_no_graph(what: str) -> None:
         raise MultiheadError(
             asked="a graph that is exported, whose sizes depend on no numbers",
             arrived=f"{what}, which chooses keys by what is in them",
-            remedy="export a model with dense attention, MultiHeadAttention or LatentAttention of the same weights; "
-            "torch.compile takes this one, with a break in the graph",
+            remedy="export a model with dense attention (MultiHeadAttention, LatentAttention); torch.compile takes "
+            "this one, with a break in the graph",
         )
 
 
