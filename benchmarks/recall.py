@@ -227,7 +227,7 @@ def main():
     torch.set_num_threads(1)
     setting, small = SETTINGS[options.setting], options.setting == "small"
     options.json = options.json or Path(f"build/recall{'-small' * small}.json")
-    options.models = options.models or SMALL if small else LARGE
+    options.models = options.models or (SMALL if small else LARGE)
     steps, lengths = options.steps or setting.steps, options.lengths or setting.lengths
     old = json.loads(options.json.read_text()) if (options.resume or options.show) and options.json.exists() else {}
     cells = {(cell["model"], cell["seed"]): cell for cell in old.get("cells", [])}
