@@ -97,6 +97,22 @@ MODELS = {
     "delta-all": ("gated delta rule, then all pairs (ALiBi)", [lambda: mh.GatedDeltaNet(WIDTH, HEADS), heads()]),
 }
 
+# What the smaller table is checked by: the delta rule without its convolution; other states, of 16 x 16 numbers a head
+# too, behind a block that looks at the token before.
+CONTROLS = {
+    "delta-bare": ("gated delta rule without convolution", [lambda: bare()] * 2),
+    "window-delta-bare": ("window of 4, then gated delta rule without convolution", [previous, lambda: bare()]),
+    "window-retention": (
+        "window of 4, then RetNet, 16 x 16",
+        [previous, lambda: mh.LinearAttention.retnet(WIDTH, HEADS, v_head_dim=16)],
+    ),
+    "window-gated-linear": (
+        "window of 4, then gated linear attention, 16 x 16",
+        [previous, lambda: mh.GatedLinearAttention(WIDTH, HEADS, head_dim=16)],
+    ),
+}
+MODELS |= CONTROLS
+
 # Models that were trained as another and are asked with another second block, with the weights of the trained one.
 ASKED = {
     "all-then-window": ("window of 4, then all pairs; a window of 32 when asked", "window-all", mh.sliding_window(32)),
@@ -104,13 +120,17 @@ ASKED = {
     "all-then-keys": ("window of 4, then all pairs; 8 best keys when asked", "window-all", mh.TopKeys(8)),
 }
 EVERY = {name: told[0] for name, told in (MODELS | ASKED).items()}
-SMALL = (
-    "alibi", "window-all", "linear", "window-linear", "retention", "gated-linear", "gated-delta", "delta-all"
-)  # fmt: skip
+LARGE = [name for name in EVERY if name not in CONTROLS]
+SMALL = ["alibi", "window-all", "linear", "window-linear", "retention", "gated-linear", "gated-delta", "delta-all"]
+SMALL += CONTROLS
 
 
 def lsh():
     return mh.LSHAttention(WIDTH, HEADS, mh.Buckets(rounds=4, chunk=16, seed=0), bias=False)
+
+
+def bare():
+    return mh.GatedDeltaNet(WIDTH, HEADS, conv_width=1)
 
 
 def moh():
@@ -207,7 +227,7 @@ def main():
     torch.set_num_threads(1)
     setting, small = SETTINGS[options.setting], options.setting == "small"
     options.json = options.json or Path(f"build/recall{'-small' * small}.json")
-    options.models = options.models or list(SMALL if small else EVERY)
+    options.models = options.models or (SMALL if small else LARGE)
     steps, lengths = options.steps or setting.steps, options.lengths or setting.lengths
     old = json.loads(options.json.read_text()) if (options.resume or options.show) and options.json.exists() else {}
     cells = {(cell["model"], cell["seed"]): cell for cell in old.get("cells", [])}
