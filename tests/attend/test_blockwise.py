@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from multihead.attend import Sigmoid, Softmax, attention, attention_lse, blockwise, explain, make_problem
+from multihead.attend import Sigmoid, Softmax, attention, attention_lse, blockwise, explain, make_problem, piece
 from multihead.attend.selector import Chosen, TopBlocks
 from multihead.error import BackendRefused
 from multihead.native import load
@@ -112,9 +112,9 @@ def test_many_pieces_are_one(monkeypatch):
 
     whole = both()
     assert all(torch.equal(one, other) for one, other in zip(whole, both(), strict=True)), "the same whenever it runs"
-    monkeypatch.setattr(blockwise, "_AT_ONCE", 16 * 5)
-    pieces = list(blockwise._pieces(problem))
-    assert max(piece.rows.numel() * (piece.cols.stop - piece.cols.start) for piece in pieces) <= 80
+    monkeypatch.setattr(piece, "_AT_ONCE", 16 * 5)
+    pieces = list(piece.pieces(problem))
+    assert max(one.rows.numel() * (one.cols.stop - one.cols.start) for one in pieces) <= 80
     for got, want in zip(both(), whole, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
 

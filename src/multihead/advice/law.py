@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from math import isqrt
 
 from multihead.advice.sizes import Sizes
+from multihead.layer.check import divisors
 
 Count = Callable[[Sizes], int]
 
@@ -111,9 +111,7 @@ def grouped_heads(heads: int) -> int:
         >>> grouped_heads(8), grouped_heads(12), grouped_heads(10)
         (2, 3, 2)
     """
-    # Divisors come in pairs, so that a thousand steps do for a million heads.
-    pairs = [(n, heads // n) for n in range(1, isqrt(heads) + 1) if heads % n == 0]
-    return max(n for pair in pairs for n in pair if n <= max(heads // GROUP, 1))
+    return max(n for n in divisors(heads) if n <= max(heads // GROUP, 1))
 
 
 def windowed(window: int, *, cached: Count = _keys_values) -> Law:

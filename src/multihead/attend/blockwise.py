@@ -7,37 +7,26 @@ and sum (Milakov and Gimelshein 2018, arXiv 1805.02867). A query comes once to a
 order that could differ from run to run. Weights are made again in the backward pass from two numbers a row.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
-from itertools import count
-from operator import and_
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from multihead.attend.fit import finite
 from multihead.attend.normaliser import Softmax
-from multihead.attend.order import FirstOrder, hidden, last
+from multihead.attend.order import FirstOrder, hidden, kept, last, rebuilt
+from multihead.attend.piece import LEAST, Piece, asked_of, chosen_of, pieces
 from multihead.attend.problem import Problem, blank
-from multihead.pattern import Pattern, Tile
-from multihead.pattern.algebra import And
 from multihead.pattern.chosen import Chosen, unpacked
 
 NAME = "blockwise"
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
-LEAST = 16
-"""Keys in a block: with fewer the products are too small to be worth a call each."""
-
-_WORD = 64
-_MIX = 0x9E3779B97F4A7C15  # spreads neighbouring pieces over the seeds
-_AT_ONCE = 2**18  # weights that exist at once
 _BITS = 2**24  # bits that are counted at once
-_EDGE = 64  # queries that the rest of a mask is asked about together, and that share a tile of the compiled kernel
+_EDGE = 64  # queries that share a tile of the compiled kernel
 _DEARER = 10
 """A chosen pair takes here about ten times as long as a pair of a tile takes the compiled kernel (14 and 1.5 ns with
 heads of 64, blocks of 64, float32, one core)."""
@@ -46,7 +35,7 @@ heads of 64, blocks of 64, float32, one core)."""
 def why_not(problem: Problem) -> list[str]:
     """Every reason against it, in words; none if it can run the problem."""
     reasons = [f"it has no {what}" for what in hidden(problem)]
-    if _chosen_of(problem.mask) is None:
+    if chosen_of(problem.mask) is None:
         reasons.append(f"it is for masks that are, or contain by &, chosen blocks of {LEAST} keys or more")
     if not isinstance(problem.normaliser, Softmax):
         reasons.append(f"it has softmax only, not {problem.normaliser}")
@@ -59,7 +48,7 @@ def why_not(problem: Problem) -> list[str]:
 
 def how(problem: Problem) -> str:
     """What runs, in words."""
-    chosen = _asked(problem)
+    chosen = asked_of(problem)
     return f"plain torch, {_share(chosen):.1%} of all pairs in {chosen.columns} blocks of {chosen.block} keys"
 
 
@@ -69,7 +58,10 @@ def ahead(problem: Problem) -> str | None:
     Args:
         problem: One that it can run.
     """
-    chosen = _asked(problem)
+    chosen = asked_of(problem)
+    # A tile of so few rows touches no more than all of them together chose: in decoding nothing is counted.
+    if chosen.bits.shape[2] <= _DEARER:
+        return None
     share, touched = _share(chosen), _touched(chosen)
     if share * _DEARER >= touched:
         return None
@@ -118,7 +110,7 @@ class _Blockwise(FirstOrder):
     def forward(
         problem: Problem, seed: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        out, settled = _attend(_rebuilt(problem, q, k, v, sinks), seed)
+        out, settled = _attend(rebuilt(problem, q, k, v, sinks), seed)
         return out, settled.sum(-1), settled
 
     @staticmethod
@@ -134,7 +126,7 @@ class _Blockwise(FirstOrder):
         grad_out, grad_lse, _ = grad_outputs
         q, k, v, sinks, out, settled = ctx.saved_tensors
         with torch.no_grad():
-            problem = _rebuilt(ctx.problem, q, k, v, sinks)
+            problem = rebuilt(ctx.problem, q, k, v, sinks)
             if grad_out is None:
                 grad_out = torch.zeros_like(out)
             flow = _Flow(problem, ctx.seed, settled, out, grad_out, grad_lse)
@@ -148,9 +140,9 @@ def _attend(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
     """Output, and for each row the largest score and the log of the sum of exponentials below it."""
     q, k, v = _wide(problem)
     rows = _Running.begin(problem)
-    for piece in _pieces(problem):
+    for piece in pieces(problem):
         scores = _scores(problem, piece, q.index_select(0, piece.rows), k)[0]
-        rows.take(piece, scores, v, piece.kept(problem, seed))
+        rows.take(piece, scores, v, _kept(problem, seed, piece))
     out = blank(problem)
     shape = problem.q.shape[:3]
     settled = rows.settled()
@@ -178,16 +170,16 @@ class _Flow(NamedTuple):
         peak, rest = self.settled.reshape(-1, 2).unbind(-1)
         each = torch.stack([peak, torch.exp(-finite(rest)), inner.reshape(-1)], 1)
         grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in (q, k, v))
-        for piece in _pieces(p):
+        for piece in pieces(p):
             some, come = q.index_select(0, piece.rows), flat.index_select(0, piece.rows)
             base, factor, less = each.index_select(0, piece.rows).split(1, 1)
             scores, capped = _scores(p, piece, some, k)
             # No weight exceeds 1, however the products were rounded.
             weights = scores.sub_(base).clamp_(max=0.0).exp_().mul_(factor)
-            kept = piece.kept(p, self.seed)
+            factors = _kept(p, self.seed, piece)
             grad = piece.times(come, v, transposed=True)
-            grad = (grad if kept is None else grad.mul_(kept)).sub_(less).mul_(weights)
-            piece.add_keys(grad_v, weights if kept is None else weights.mul_(kept), come)
+            grad = (grad if factors is None else grad.mul_(factors)).sub_(less).mul_(weights)
+            piece.add_keys(grad_v, weights if factors is None else weights.mul_(factors), come)
             if capped is not None and p.softcap is not None:
                 grad *= 1 - (capped / p.softcap) ** 2
             grad_q.index_add_(0, piece.rows, piece.times(grad, k))
@@ -207,60 +199,22 @@ def _pull_sinks(problem: Problem, lse: Tensor, inner: Tensor) -> Tensor | None:
     return -(torch.exp(sinks.to(lse)[:, None] - finite(lse)) * inner).sum((0, 2))
 
 
-def _scores(problem: Problem, piece: "_Piece", q: Tensor, k: Tensor) -> tuple[Tensor, Tensor | None]:
+def _kept(problem: Problem, seed: int, piece: Piece) -> Tensor | None:
+    """The factor of dropout on each weight of a piece."""
+    return kept((piece.rows.numel(), piece.cols.stop - piece.cols.start), problem, seed, piece.number)
+
+
+def _scores(problem: Problem, piece: Piece, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor | None]:
     """Scores of a piece, -inf where the rest of the mask hides a pair, and with a softcap what it made of them."""
     scores = piece.times(q, k, transposed=True)
     capped = None
     if problem.softcap is not None:
-        scores = capped = problem.softcap * torch.tanh(scores / problem.softcap)
-    if capped is not None:
-        scores = scores.clone()
+        capped = problem.softcap * torch.tanh(scores / problem.softcap)
+        scores = capped.clone()
     if piece.cut is not None:
         places, hidden_keys = piece.cut
         scores.index_copy_(0, places, scores.index_select(0, places).masked_fill_(hidden_keys, -torch.inf))
     return scores, capped
-
-
-class _Piece(NamedTuple):
-    """A block of keys, and some of the queries that attend to it.
-
-    Args:
-        cols: Its keys.
-        rows: The queries, as places in (batch, heads, q_len) counted through, rising.
-        spans: Which of them belong to which key/value head, counted through (batch, kv_heads): (head, begin, end).
-        cut: Of some of the queries, by their places among `rows`, which keys the rest of the mask hides; or None.
-        number: Its place among all.
-    """
-
-    cols: slice
-    rows: Int[Tensor, " rows"]
-    spans: tuple[tuple[int, int, int], ...]
-    cut: tuple[Int[Tensor, " some"], Bool[Tensor, "some cols"]] | None
-    number: int
-
-    def kept(self, problem: Problem, seed: int) -> Tensor | None:
-        """The factor of dropout on each weight, the same whenever it is asked for; None without dropout."""
-        if problem.dropout == 0:
-            return None
-        device = problem.q.device
-        generator = torch.Generator(device).manual_seed((seed ^ (self.number * _MIX)) % 2**63)
-        shape = self.rows.numel(), self.cols.stop - self.cols.start
-        drawn = torch.rand(shape, generator=generator, device=device)
-        return (drawn >= problem.dropout).to(problem.wide) / (1 - problem.dropout)
-
-    def times(self, left: Tensor, right: Tensor, *, transposed: bool = False) -> Tensor:
-        """Each row times its head's part of `right` (heads, keys, dim)."""
-        size = self.cols.stop - self.cols.start if transposed else right.shape[2]
-        made = left.new_empty(left.shape[0], size)
-        for head, begin, end in self.spans:
-            part = right[head, self.cols]
-            torch.mm(left[begin:end], part.T if transposed else part, out=made[begin:end])
-        return made
-
-    def add_keys(self, to: Tensor, left: Tensor, right: Tensor) -> None:
-        """Adds `left.T @ right` of the rows of each head to its keys."""
-        for head, begin, end in self.spans:
-            to[head, self.cols].addmm_(left[begin:end].T, right[begin:end])
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +240,7 @@ class _Running:
         peak = sink.clamp(max=torch.finfo(sink.dtype).max)
         return cls(peak, torch.exp(sink - _above(peak)), mixed)
 
-    def take(self, piece: _Piece, scores: Tensor, v: Tensor, kept: Tensor | None) -> None:
+    def take(self, piece: Piece, scores: Tensor, v: Tensor, factors: Tensor | None) -> None:
         """Joins what rows had with one block more. The scores are used up."""
         before = self.peak.index_select(0, piece.rows)
         most = torch.finfo(scores.dtype).max
@@ -295,7 +249,7 @@ class _Running:
         weights = scores.sub_(base[:, None]).exp_()
         less = torch.exp(before - base)
         total = self.total.index_select(0, piece.rows).mul_(less).add_(weights.sum(1))
-        weights = weights if kept is None else weights.mul_(kept)
+        weights = weights if factors is None else weights.mul_(factors)
         mixed = self.mixed.index_select(0, piece.rows).mul_(less[:, None]).add_(piece.times(weights, v))
         for held, made in zip((self.peak, self.total, self.mixed), (peak, total, mixed), strict=True):
             held.index_copy_(0, piece.rows, made)
@@ -310,141 +264,8 @@ def _above(peak: Tensor) -> Tensor:
     return torch.where(peak.isneginf(), 0.0, peak)
 
 
-def _pieces(problem: Problem) -> Iterator[_Piece]:
-    """Every block of keys with the queries that attend to it, a bounded number of weights at once."""
-    chosen, rest = _asked(problem), _rest_of(problem.mask)
-    if not problem.q.shape[:3].numel() or not problem.kv_len:
-        return
-    places = problem.q_positions() - chosen.first
-    row = places.div(chosen.span, rounding_mode="floor")
-    words = chosen.bits.on(problem.q.device)
-    words = words.expand(problem.batch, problem.heads, *words.shape[2:])
-    limits = _Limits.of(problem, rest, chosen)
-    number = count()
-    for word in range(words.shape[3]):
-        bits = words[:, :, row, word].reshape(-1, 1)
-        columns = range(word * _WORD, min((word + 1) * _WORD, chosen.columns))
-        # Sorted by block, then by query.
-        column, query = unpacked(bits, len(columns)).T.nonzero().unbind(1)
-        counts = torch.bincount(column, minlength=len(columns)).tolist()
-        for block, rows in zip(columns, query.split(counts), strict=True):
-            cols = _keys_of(chosen, block, problem.kv_len)
-            if rows.numel() and cols.stop > cols.start:
-                yield from limits.cut(rows, cols, block, number)
-
-
-@dataclass(frozen=True, slots=True)
-class _Limits:
-    """What the rest of the mask does to blocks."""
-
-    problem: Problem
-    rest: Pattern | None
-    classes: Tensor | None  # (batch | 1, heads | 1, row tiles, blocks)
-
-    @classmethod
-    def of(cls, problem: Problem, rest: Pattern | None, chosen: Chosen) -> "_Limits":
-        """Asks the rest of the mask about tiles of queries and blocks."""
-        if rest is None:
-            return cls(problem, None, None)
-        first = problem.q_offset or 0
-        edges = torch.tensor([*range(0, problem.q_len, _EDGE), problem.q_len]) + first
-        spans = [_keys_of(chosen, block, problem.kv_len) for block in range(chosen.columns)]
-        some = [place for place, cols in enumerate(spans) if cols.stop > cols.start]
-        told = rest.tiles(edges, torch.tensor([spans[some[0]].start, *(spans[place].stop for place in some)]))
-        classes = torch.zeros(*told.shape[:3], len(spans), dtype=told.dtype)
-        classes[..., some] = told
-        return cls(problem, rest, classes.to(problem.q.device))
-
-    def cut(self, rows: Tensor, cols: slice, block: int, number: Iterator[int]) -> Iterator[_Piece]:
-        """The queries that see something of a block, in pieces."""
-        width = cols.stop - cols.start
-        partial = None
-        if self.classes is not None:
-            found = self._classes_at(rows, block)
-            rows, found = rows[found != Tile.SKIP], found[found != Tile.SKIP]
-            partial = found == Tile.PARTIAL
-        per_head = self.problem.group * self.problem.q_len
-        for begin in range(0, rows.numel(), max(1, _AT_ONCE // width)):
-            some = rows[begin : begin + max(1, _AT_ONCE // width)]
-            hidden = None
-            if partial is not None:
-                places = partial[begin : begin + some.numel()].nonzero()[:, 0]
-                hidden = (places, ~self._allowed(some[places], cols)) if places.numel() else None
-            yield _Piece(cols, some, _spans(some, per_head), hidden, next(number))
-
-    def _classes_at(self, rows: Tensor, block: int) -> Tensor:
-        assert self.classes is not None
-        batch, head, query = self._split(rows)
-        return self.classes[_one(batch, self.classes, 0), _one(head, self.classes, 1), query // _EDGE, block]
-
-    def _allowed(self, rows: Tensor, cols: slice) -> Bool[Tensor, "rows cols"]:
-        """Which keys some queries may see by the rest of the mask."""
-        assert self.rest is not None
-        batch, head, query = self._split(rows)
-        # Positions are asked for once, whatever heads they are of.
-        distinct, place = query.unique(return_inverse=True)
-        allowed = self.rest.allows(self.problem.q_positions()[distinct], self.problem.k_positions()[cols])
-        return allowed[_one(batch, allowed, 0), _one(head, allowed, 1), place]
-
-    def _split(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        heads, q_len = self.problem.heads, self.problem.q_len
-        head = rows.div(q_len, rounding_mode="floor")
-        return head.div(heads, rounding_mode="floor"), head % heads, rows % q_len
-
-
-def _one(index: Tensor, of: Tensor, dim: int) -> Tensor:
-    """An index into a dimension that may be 1 for all."""
-    return index if of.shape[dim] > 1 else torch.zeros_like(index)
-
-
-def _spans(rows: Tensor, per_head: int) -> tuple[tuple[int, int, int], ...]:
-    """Where the rows of each key/value head begin and end."""
-    heads, counts = rows.div(per_head, rounding_mode="floor").unique_consecutive(return_counts=True)
-    ends = counts.cumsum(0).tolist()
-    return tuple(zip(heads.tolist(), [0, *ends[:-1]], ends, strict=True))
-
-
-def _keys_of(chosen: Chosen, block: int, kv_len: int) -> slice:
-    """The keys of a block, from position 0 on."""
-    begin = chosen.start + block * chosen.block
-    return slice(min(max(begin, 0), kv_len), min(max(begin + chosen.block, 0), kv_len))
-
-
 def _wide(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """Scaled queries (rows, head_dim), and keys and values (batch * kv_heads, kv_len, dim), in the dtype of sums."""
     wide = problem.widen()
     q = (wide.q * problem.scale).reshape(-1, problem.head_dim)
     return q, wide.k.flatten(0, 1).contiguous(), wide.v.flatten(0, 1).contiguous()
-
-
-def _parts_of(mask: Pattern | Tensor | None) -> Sequence[Pattern]:
-    if not isinstance(mask, Pattern):
-        return ()
-    return mask.parts if isinstance(mask, And) else (mask,)
-
-
-def _chosen_of(mask: Pattern | Tensor | None) -> Chosen | None:
-    """The chosen blocks that are gathered by; the others of a mask, if any, are asked like the rest."""
-    return next((part for part in _parts_of(mask) if isinstance(part, Chosen) and part.block >= LEAST), None)
-
-
-def _rest_of(mask: Pattern | Tensor | None) -> Pattern | None:
-    chosen = _chosen_of(mask)
-    rest = [part for part in _parts_of(mask) if part is not chosen]
-    return reduce(and_, rest) if rest else None
-
-
-def _asked(problem: Problem) -> Chosen:
-    """The chosen blocks of a problem that it can run, checked against its lengths."""
-    chosen = _chosen_of(problem.mask)
-    assert chosen is not None
-    chosen.check_call(problem.q_len, problem.kv_len, problem.q_offset or 0)
-    return chosen
-
-
-def _rebuilt(problem: Problem, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Problem:
-    """The problem around the tensors autograd hands over."""
-    normaliser = problem.normaliser
-    if isinstance(normaliser, Softmax) and sinks is not None:
-        normaliser = replace(normaliser, sinks=sinks)
-    return replace(problem, q=q, k=k, v=v, normaliser=normaliser)

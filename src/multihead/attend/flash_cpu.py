@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from multihead.attend.fit import finite, fit, mask_copies, mask_numbers
 from multihead.attend.normaliser import Softmax
-from multihead.attend.order import FirstOrder, last
+from multihead.attend.order import FirstOrder, last, rebuilt
 from multihead.attend.problem import Problem, blank
 from multihead.attend.tile import Band, add_at, bands
 from multihead.pattern import Pattern
@@ -132,7 +132,7 @@ class _Flash(FirstOrder):
 
     @staticmethod
     def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-        return _attend(_rebuilt(problem, q, k, v, sinks))
+        return _attend(rebuilt(problem, q, k, v, sinks))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -146,7 +146,7 @@ class _Flash(FirstOrder):
         grad_out, grad_lse = grad_outputs
         q, k, v, sinks, out, lse = ctx.saved_tensors
         with torch.no_grad():
-            problem = _rebuilt(ctx.problem, q, k, v, sinks)
+            problem = rebuilt(ctx.problem, q, k, v, sinks)
             flow = _Flow(out, lse, torch.zeros_like(out) if grad_out is None else grad_out, grad_lse)
             grads = _backward(problem, flow)
             if sinks is not None:
@@ -306,9 +306,3 @@ def _bands(problem: Problem) -> Iterator[Band]:
 
 def _softmax(problem: Problem) -> Softmax:
     return problem.normaliser if isinstance(problem.normaliser, Softmax) else Softmax()
-
-
-def _rebuilt(problem: Problem, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Problem:
-    """The problem around the tensors autograd hands over."""
-    normaliser = problem.normaliser if sinks is None else replace(_softmax(problem), sinks=sinks)
-    return replace(problem, q=q, k=k, v=v, normaliser=normaliser)

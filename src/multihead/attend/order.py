@@ -1,7 +1,8 @@
-"""What the derivatives of our kernels cover: one backward pass. The rest is refused, naming the backend that can."""
+"""What backends with a backward pass of their own share, and what their derivatives cover: one such pass, no more."""
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 from multihead.attend.normaliser import Softmax
 from multihead.attend.problem import Problem
 from multihead.error import MultiheadError
+
+_MIX = 0x9E3779B97F4A7C15  # spreads neighbouring places over the seeds
 
 
 class FirstOrder(torch.autograd.Function):
@@ -56,6 +59,40 @@ def last(grads: Sequence[Tensor], sources: Sequence[Tensor]) -> tuple[Tensor, ..
         sources: What it computed them from.
     """
     return _Last.apply(len(grads), *grads, *sources) if torch.is_grad_enabled() else tuple(grads)
+
+
+def rebuilt(problem: Problem, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Problem:
+    """The problem around the tensors that autograd hands over.
+
+    Args:
+        problem: As it was asked.
+        q: Its queries.
+        k: Its keys.
+        v: Its values.
+        sinks: Its sinks, if it has some.
+    """
+    normaliser = problem.normaliser
+    if isinstance(normaliser, Softmax) and sinks is not None:
+        normaliser = replace(normaliser, sinks=sinks)
+    return replace(problem, q=q, k=k, v=v, normaliser=normaliser)
+
+
+def kept(shape: tuple[int, ...], problem: Problem, seed: int, place: int) -> Tensor | None:
+    """The factor of dropout on some weights, the same whenever it is asked for; None without dropout.
+
+    Args:
+        shape: Of the weights.
+        problem: What is asked.
+        seed: Of the call.
+        place: Tells these weights from others of the call.
+    """
+    if problem.dropout == 0:
+        return None
+    if problem.q.is_meta:  # there is nothing to draw, and no generator
+        return torch.empty(shape, dtype=problem.wide, device=problem.q.device)
+    generator = torch.Generator(problem.q.device).manual_seed((seed ^ (place * _MIX)) % 2**63)
+    drawn = torch.rand(shape, generator=generator, device=problem.q.device)
+    return (drawn >= problem.dropout).to(problem.wide) / (1 - problem.dropout)
 
 
 def hidden(problem: Problem) -> list[str]:

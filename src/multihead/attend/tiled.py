@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from multihead.attend.normaliser import Softmax
-from multihead.attend.order import FirstOrder, hidden, last
+from multihead.attend.order import FirstOrder, hidden, kept, last, rebuilt
 from multihead.attend.problem import PositionBias, Problem, blank, cap, hide, products
 from multihead.attend.tile import Band, add_at, bands
 
@@ -20,7 +20,6 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, tor
 
 _TARGET = 2**20  # weights in a band, over all batch rows and heads
 _LEAST, _MOST = 16, 256  # queries in a band
-_MIX = 0x9E3779B97F4A7C15  # spreads neighbouring bands over the seeds
 
 
 def why_not(problem: Problem) -> list[str]:
@@ -91,8 +90,8 @@ def _attend(problem: Problem, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         scores = _Scores.of(wide, band).final
         rows = normaliser.settle(scores)
         weights = normaliser.weigh(scores, rows)
-        kept = _kept(weights.shape, problem, seed, band)
-        out[:, :, band.rows] = _mix(weights if kept is None else weights * kept, wide.v[:, :, band.cols])
+        factors = kept(weights.shape, problem, seed, band.rows.start)
+        out[:, :, band.rows] = _mix(weights if factors is None else weights * factors, wide.v[:, :, band.cols])
         settled[:, :, band.rows] = rows
     return out, settled.sum(-1), settled
 
@@ -151,10 +150,10 @@ class _Flow(NamedTuple):
         settled, grad_out = self.settled[:, :, rows], self.grad_out[:, :, rows].to(p.wide)
         scores = _Scores.of(p, band)
         weights = p.normaliser.weigh(scores.final, settled)
-        kept = _kept(weights.shape, p, self.seed, band)
+        factors = kept(weights.shape, p, self.seed, band.rows.start)
         grad_weights = products(grad_out, p.v[:, :, cols], 1.0)
-        grad_weights = grad_weights if kept is None else grad_weights * kept
-        add_at(sums.v, cols, _transposed(weights if kept is None else weights * kept, grad_out, p.kv_heads))
+        grad_weights = grad_weights if factors is None else grad_weights * factors
+        add_at(sums.v, cols, _transposed(weights if factors is None else weights * factors, grad_out, p.kv_heads))
         grad = p.normaliser.pull(weights, grad_weights)
         if sums.sinks is not None:
             sums.sinks.sub_(_pull_sinks(p, settled, (weights * grad_weights).sum(-1)))
@@ -214,26 +213,12 @@ def _transposed(weights: Tensor, rows: Tensor, kv_heads: int) -> Tensor:
     return weights.reshape(batch, kv_heads, size, cols).mT @ rows.reshape(batch, kv_heads, size, rows.shape[3])
 
 
-def _kept(shape: torch.Size, problem: Problem, seed: int, band: Band) -> Tensor | None:
-    """The factor of dropout on each weight of a band, the same whenever it is asked for; None without dropout."""
-    if problem.dropout == 0:
-        return None
-    if problem.q.is_meta:  # there is nothing to draw, and no generator
-        return torch.empty(shape, dtype=problem.wide, device=problem.q.device)
-    generator = torch.Generator(problem.q.device).manual_seed((seed ^ (band.rows.start * _MIX)) % 2**63)
-    drawn = torch.rand(shape, generator=generator, device=problem.q.device)
-    return (drawn >= problem.dropout).to(problem.wide) / (1 - problem.dropout)
-
-
 def _rebuilt(problem: Problem, q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, sinks: Tensor | None) -> Problem:
     """The problem around the tensors autograd hands over."""
     bias: Tensor | PositionBias | None = weight
     if weight is not None and problem.bias is not None and not isinstance(problem.bias, Tensor):
         bias = problem.bias.with_weight(weight)
-    normaliser = problem.normaliser
-    if isinstance(normaliser, Softmax) and sinks is not None:
-        normaliser = replace(normaliser, sinks=sinks)
-    return replace(problem, q=q, k=k, v=v, bias=bias, normaliser=normaliser)
+    return replace(rebuilt(problem, q, k, v, sinks), bias=bias)
 
 
 def _height(problem: Problem) -> int:

@@ -1,7 +1,7 @@
 """`multihead variants`: every kind of attention, what it costs at the user's sizes, what it supports and loses."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -18,10 +18,9 @@ from multihead.advice import (
     measure_cost,
     meeting_point,
 )
-from multihead.advice.sizes import is_size
 from multihead.cli.output import Json, memory_error, tell_json
 from multihead.cli.progress import PlaceProgress
-from multihead.error import MultiheadError
+from multihead.cli.variants_options import Order, check_counts, check_given, check_together
 from multihead.layer import FAMILIES, Family, find_family
 from multihead.workflow import Progress
 
@@ -36,7 +35,6 @@ _LEGEND = """cache: bytes kept of all sequences after so many tokens.
 can: c looks back only, b looks both ways, x looks at another sequence, m takes any pattern as a mask (all take padding
 and documents), t goes token by token with a cache.
 Work is counted, not timed: a kernel may do more of it, or do it slower."""
-Order = Literal["listed", "work", "time", "cache", "growth", "break-even"]
 
 
 def _count(_: object, tokens: Sequence[Token]) -> int:
@@ -134,9 +132,9 @@ def variants(  # noqa: PLR0913 - options of a command, each with its own line of
         Print one JSON document.
     """
     lengths = sorted({1024, 8192} if not length else set(length))
-    _check_counts({"--embed-dim": [embed_dim], "--heads": [heads], "--length": lengths, "--batch": [batch]})
-    _check_given({"--length": length, "--family": family})
-    _check(embed_dim, heads, limit, sort=sort, measure=measure)
+    check_counts({"--embed-dim": [embed_dim], "--heads": [heads], "--length": lengths, "--batch": [batch]})
+    check_given({"--length": length, "--family": family})
+    check_together(embed_dim, heads, limit, sort=sort, measure=measure)
     base = Sizes(1, batch=batch, heads=heads, head_dim=embed_dim // heads, dtype=dtype, causal=not bidirectional)
     sizes = [replace(base, q_len=each) for each in lengths]
     names = list(FAMILIES) if not family else [BASE, *(find_family(n).name for n in family if n != BASE)]
@@ -148,44 +146,6 @@ def variants(  # noqa: PLR0913 - options of a command, each with its own line of
     else:
         _tell(rows, sizes, train=train, measure=measure)
     return 0 if complete else INTERRUPTED
-
-
-def _check_counts(given: Mapping[str, Sequence[int]]) -> None:
-    """Refuses counts that are none by the option that they were given with."""
-    for option, counts in given.items():
-        wrong = [count for count in counts if not is_size(count)]
-        if wrong:
-            raise MultiheadError(
-                asked=f"{option}: {'whole numbers' if option == '--length' else 'a whole number'} from 1 to 2**40",
-                arrived=f"{option} {wrong[0]}"[:200],
-                remedy="pass such a number, for example --embed-dim 512 --heads 8 --length 1024 8192 --batch 1",
-            )
-
-
-def _check_given(given: Mapping[str, Sequence[object] | None]) -> None:
-    """Refuses an option behind which nothing stands."""
-    for option, values in given.items():
-        if values is not None and not values:
-            raise MultiheadError(
-                asked=f"{option}: one or more", arrived=f"{option} with none", remedy=f"name one, or leave {option} out"
-            )
-
-
-def _check(embed_dim: int, heads: int, limit: float, *, sort: Order, measure: bool) -> None:
-    if embed_dim % heads:
-        raise MultiheadError(
-            asked="--embed-dim and --heads, of which one divides the other",
-            arrived=f"--embed-dim {embed_dim} --heads {heads}",
-            remedy="for example --embed-dim 512 --heads 8",
-        )
-    if not limit > 0:
-        raise MultiheadError(
-            asked="--limit: seconds for all timings", arrived=f"--limit {limit:g}", remedy="pass a number above 0"
-        )
-    if sort == "time" and not measure:
-        raise MultiheadError(
-            asked="rows by the time they take", arrived="--sort time without --measure", remedy="add --measure"
-        )
 
 
 def _row(kind: Family, sizes: Sequence[Sizes]) -> Row:
