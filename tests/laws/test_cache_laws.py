@@ -113,6 +113,16 @@ def test_bytes_are_the_same_in_any_split(names, lengths):
         assert near(in_parts(layer, x, lengths, layer.cache(batch=2, kind=cache), told), whole, 1e-6)
 
 
+@pytest.mark.parametrize("lengths", [[0, LENGTH], [0, 0, 4, 0, LENGTH - 4, 0]], ids=str)
+def test_a_piece_may_have_no_tokens(lengths):
+    """First, between and last, whatever kind of cache."""
+    layer, told = module_of(group_of(options(), [])), masks()["window"]
+    x = torch.randn(2, LENGTH, WIDTH, dtype=WIDE)
+    for cache in (None, Full(), Static(LENGTH), Sliding(WINDOW), Int8(), Int8(Static(LENGTH)), Int8(Sliding(WINDOW))):
+        whole = in_parts(layer, x, [LENGTH], layer.cache(batch=2, kind=cache), told)
+        assert near(in_parts(layer, x, lengths, layer.cache(batch=2, kind=cache), told), whole, 1e-6), cache
+
+
 def others(position):
     """One module of each other kind that has a cache."""
     sizes = {"nope_dim": 5, "rope_dim": 4, "v_dim": 3}
@@ -145,7 +155,7 @@ def test_other_modules_token_by_token_and_in_chunks(name, position, randomised):
     for mask, told in masks().items():
         want = layer(x, **told(0, LENGTH))
         kinds = [None, Static(LENGTH)] + [Sliding(WINDOW, spare=1)] * (mask in NEAR)
-        for cache, lengths in ((k, n) for k in kinds for n in ([1] * LENGTH, [4, 0, 5, 1, 1])):
+        for cache, lengths in ((k, n) for k in kinds for n in ([1] * LENGTH, [0, 4, 0, 5, 1, 1])):
             got = in_parts(layer, x, lengths, layer.cache(batch=2, kind=cache), told)
             assert near(got, want, 1e-10), (mask, cache, lengths)
 

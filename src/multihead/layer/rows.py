@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -109,7 +110,7 @@ class Rows:
 
     def _check_memory(self, room: int, new: Sequence[Tensor]) -> None:
         """Refuses what no machine has the addresses for, before torch is asked for it."""
-        size = room * sum(part.shape[0] * part.shape[1] * part[0, 0, 0].numel() * part.element_size() for part in new)
+        size = room * sum(prod((*part.shape[:2], *part.shape[3:])) * part.element_size() for part in new)
         if size > _ADDRESSES:
             raise MultiheadError(
                 asked=f"memory for a cache of {room:,} tokens, taken at once",
