@@ -73,7 +73,8 @@ def parse():
     parser.add_argument("--lengths", type=int, nargs="+", default=[*LENGTHS, *LONGER])
     parser.add_argument("--who", nargs="+", choices=EVERYBODY, default=list(EVERYBODY), help="the bases run besides")
     parser.add_argument("--quick", action="store_true", help="512 to 2,048 tokens, 1 second of rounds a cell")
-    parser.add_argument("--round-seconds", type=float, default=60.0, help="of rounds a cell, 3 rounds at least (60)")
+    parser.add_argument("--round-seconds", type=float, default=60.0, help="of rounds a cell (60)")
+    parser.add_argument("--rounds", type=int, default=3, help="of a cell at least, however long they take (3)")
     parser.add_argument("--seconds", type=float, default=3600.0, help="a process may take (3600)")
     parser.add_argument("--memory", type=float, default=9.0, help="GB a process may take (9)")
     parser.add_argument("--json", type=Path, default=Path("build/variants.json"))
@@ -123,7 +124,7 @@ def run(key, who, options):
 def once(key, who, options):
     step, length = key
     command = [sys.executable, HERE / "variants_cell.py", "--step", step, "--length", length]
-    command += ["--seconds", options.round_seconds, "--who", *who]
+    command += ["--seconds", options.round_seconds, "--rounds", options.rounds, "--who", *who]
     path = [str(Path(multihead.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return in_process(command, options, PYTHONPATH=os.pathsep.join(path), OMP_NUM_THREADS="1")
 

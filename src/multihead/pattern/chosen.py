@@ -142,9 +142,22 @@ class Chosen(Pattern):
         words = self.bits.on(q.device)
         row = (q - self.first).div(self.span, rounding_mode="floor")
         column = (k - self.start).div(self.block, rounding_mode="floor")
+        if q.shape[0] == k.shape[0] == 1 and q.numel() and k.numel():
+            return self._unpacked_at(words, row.flatten(), column.flatten())
         b, h = (torch.arange(size, device=q.device) for size in words.shape[:2])
         found = words[b.view(-1, 1, 1, 1), h.view(1, -1, 1, 1), row, column // _WORD]
         return (found >> column % _WORD & 1).bool()
+
+    @staticmethod
+    def _unpacked_at(words: Tensor, row: Tensor, column: Tensor) -> Bool[Tensor, "_ _ rows cols"]:
+        """What rows and columns say that are those of every batch row: words are unpacked whole, 64 columns at once."""
+        low, high = int(column.min()) // _WORD, int(column.max()) // _WORD + 1
+        some = unpacked(words[..., low:high].index_select(2, row), (high - low) * _WORD)
+        column = column - low * _WORD
+        begin, count = int(column[0]), column.numel()
+        if torch.equal(column, torch.arange(begin, begin + count, device=column.device)):
+            return some[..., begin : begin + count]
+        return some.index_select(3, column)
 
     def _classify(self, rows: Int[Tensor, " rows"], cols: Int[Tensor, " cols"]) -> Int8[Tensor, "_ _ _ _"]:
         self._check(torch.stack([rows[0], rows[-1] - 1]) - self.first, self.q_len, side="query", offset=self.first)
@@ -152,6 +165,9 @@ class Chosen(Pattern):
         low, high = _touched(cols - self.start, self.block)
         top, bottom = _touched(rows - self.first, self.span)
         words = self.bits.on("cpu")
+        # Tiles of whole words are judged by words: 64 columns at once.
+        by_word = not (low % _WORD).any() and bool(((high % _WORD == 0) | (high == self.columns)).all())
+        low, high = (low // _WORD, -(-high // _WORD)) if by_word else (low, high)
         together = max(1, _AT_ONCE // max(words.shape[0] * words.shape[1] * self.columns, 1))
         # A tile of queries needs all of its rows at once: as many tiles as fit, one at least.
         pieces: list[Tensor] = []
@@ -159,13 +175,20 @@ class Chosen(Pattern):
         while begin < top.numel():
             end = max(int(torch.searchsorted(bottom, int(top[begin]) + together, right=True)), begin + 1)
             within = slice(int(top[begin]), int(bottom[end - 1]))
-            some = _over(unpacked(words[:, :, within], self.columns), low, high, 3)
-            area = high - low
-            seen = _over(some > 0, top[begin:end] - within.start, bottom[begin:end] - within.start, 2)
-            full = _over(some == area, top[begin:end] - within.start, bottom[begin:end] - within.start, 2)
+            some, whole = self._judged(words[:, :, within], low, high, by_word=by_word)
+            seen = _over(some, top[begin:end] - within.start, bottom[begin:end] - within.start, 2)
+            full = _over(whole, top[begin:end] - within.start, bottom[begin:end] - within.start, 2)
             pieces.append(grade(seen == 0, full == (bottom - top)[begin:end, None]))
             begin = end
         return torch.cat(pieces, 2)
+
+    def _judged(self, words: Tensor, low: Tensor, high: Tensor, *, by_word: bool) -> tuple[Tensor, Tensor]:
+        """Whether rows see anything, and all, between columns (or words) `low` and `high`."""
+        if not by_word:
+            count = _over(unpacked(words, self.columns), low, high, 3)
+            return count > 0, count == high - low
+        every = packed(torch.ones(self.columns, dtype=torch.bool))
+        return _over(words != 0, low, high, 3) > 0, _over(words == every, low, high, 3) == high - low
 
     def check_call(self, q_len: int, kv_len: int, q_offset: int) -> None:
         """Refuses the queries and keys of a call that nothing was chosen for.

@@ -32,6 +32,8 @@ def test_blocks_are_what_was_chosen(block, span):
     q, k = torch.randint(40, (2, 11)), torch.randint(90, (13,))
     rows = torch.arange(2)[:, None, None, None], torch.arange(2)[None, :, None, None]
     assert torch.equal(chosen.allows(q + offset, k), table[(*rows, q[:, None, :, None], k)])
+    assert torch.equal(chosen.allows(q[0] + offset, k), table[:, :, q[0]][..., k])
+    assert torch.equal(chosen.allows(q[0] + offset, torch.arange(70, 85)), table[:, :, q[0], 70:85])
     moved = chosen.at(q_offset=2, k_offset=3)
     assert torch.equal(moved.mask(30, 80, q_offset=offset), table[:, :, 2:32, 3:83])
     left, right = moved.reach
@@ -64,6 +66,21 @@ def test_its_tiles_are_sound_and_exact(block, span):
         want = torch.where(tile.all(2), Tile.FULL, torch.where(tile.any(2), Tile.PARTIAL, Tile.SKIP))
         assert torch.equal(classes[:, :, s, t].long(), want)
     assert torch.equal(lower(chosen & causal(), 40, 90, block=16).mask(), table & causal().mask(40, 90))
+
+
+@pytest.mark.parametrize("cols", [[0, 64, 128, 192, 200], [0, 128, 200], [64, 192], [0, 64, 190]], ids=str)
+def test_tiles_of_whole_words_are_judged_as_others_are(cols):
+    """64 columns are a word of bits; the last word is short."""
+    table = torch.rand(2, 2, 12, 200) < 0.02
+    for first, last in ((0, 64), (64, 192), (128, 200)):
+        table[..., random.randrange(8) :, first:last] = random.random() < 0.5
+    chosen = Chosen.from_blocks(table, block=1, q_offset=3)
+    classes = chosen.tiles(torch.tensor([0, 5, 9, 12]) + 3, torch.tensor(cols))
+    for s, (top, bottom) in enumerate([(0, 5), (5, 9), (9, 12)]):
+        for t, (left, right) in enumerate(itertools.pairwise(cols)):
+            tile = table[:, :, top:bottom, left:right].flatten(2)
+            want = torch.where(tile.all(2), Tile.FULL, torch.where(tile.any(2), Tile.PARTIAL, Tile.SKIP))
+            assert torch.equal(classes[:, :, s, t].long(), want)
 
 
 def test_its_text_reads_back():

@@ -3,7 +3,8 @@ import torch
 
 from multihead.attend import Softmax, attention, make_problem
 from multihead.attend.selector import indexer as source
-from multihead.attend.selector.indexer import Indexer, best
+from multihead.attend.selector.asked import best
+from multihead.attend.selector.indexer import Indexer
 from multihead.error import MultiheadError
 from multihead.pattern import causal, document, padding, per_head, sliding_window
 
@@ -14,6 +15,7 @@ WIDE = torch.float64
 def height(request, monkeypatch):
     """Blocks that hold everything, and blocks of a query each."""
     monkeypatch.setattr(source, "_TARGET", request.param)
+    monkeypatch.setattr(source, "_AT_ONCE", request.param)
 
 
 def made(q_len=9, kv_len=9, heads=4):

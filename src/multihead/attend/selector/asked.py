@@ -1,5 +1,6 @@
 """What a selector is asked, checked; and the best of some scores."""
 
+import numpy
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -53,7 +54,7 @@ def best(scores: Float[Tensor, "*rows columns"], budget: int) -> Bool[Tensor, "*
         return ~scores.isneginf()
     # A maximum of any NaN is NaN.
     ranked = torch.where(scores.isnan(), torch.inf, scores) if bool(scores.amax().isnan()) else scores
-    least = ranked.topk(budget, -1).values.amin(-1, keepdim=True)
+    least = _least(ranked, budget)
     # A row with fewer numbers than that has -inf as its least: all that is above it.
     found = (ranked >= least) & (ranked > -torch.inf)
     if not bool((found.sum(-1) > budget).any()):
@@ -61,6 +62,15 @@ def best(scores: Float[Tensor, "*rows columns"], budget: int) -> Bool[Tensor, "*
     above = ranked > least
     equal = found & ~above
     return above | (equal & (equal.cumsum(-1) <= budget - above.sum(-1, keepdim=True)))
+
+
+def _least(scores: Tensor, budget: int) -> Tensor:
+    """The smallest of the `budget` greatest scores of each row, (*rows, 1)."""
+    if scores.device.type != "cpu":
+        return scores.topk(budget, -1).values.amin(-1, keepdim=True)
+    # numpy parts a row by vector instructions, several times as fast as torch's topk on a processor.
+    place = scores.shape[-1] - budget
+    return torch.from_numpy(numpy.partition(scores.numpy(), place, axis=-1)[..., place : place + 1])
 
 
 def check_no_graph(what: str) -> None:

@@ -6,18 +6,20 @@ from dataclasses import KW_ONLY, dataclass
 from types import NoneType
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from multihead.attend.problem import Problem, make_problem
-from multihead.attend.selector.asked import check_no_graph
+from multihead.attend.selector.asked import best, check_no_graph
 from multihead.attend.selector.base import Selector
+from multihead.attend.tile import Band, bands
 from multihead.error import MultiheadError, check_kinds
 from multihead.pattern import Pattern
 from multihead.pattern.chosen import chosen_bits, packed
 
 _TARGET = 2**22  # scores of a block, over all batch rows and heads
+_AT_ONCE = 2**19  # scores that are made together to choose by: what caches hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +77,13 @@ class Indexer(Selector):
         """
         wide = torch.promote_types(q.dtype, torch.float32)
         scale = q.shape[-1] ** -0.5 if self.scale is None else self.scale
-        found = torch.relu(q[:, :, rows].to(wide) @ k.to(wide).mT * scale)
-        if self.weights is None:
-            return found.sum(1)
-        weights = self.weights[:, :, rows].to(wide).transpose(1, 2)[:, :, None]
-        return (weights @ found.transpose(1, 2))[:, :, 0]
+        some, keys = q[:, :, rows].to(wide) * scale, k[:, 0].to(wide).mT
+        weights = torch.ones_like(some[..., 0]) if self.weights is None else self.weights[:, :, rows].to(wide)
+        # One head after the other: the products of all would be as many numbers more, written and read again.
+        total = some.new_zeros(some.shape[0], some.shape[2], keys.shape[2])
+        for head in range(some.shape[1]):
+            total = total.addcmul_(torch.relu_(some[:, head] @ keys), weights[:, head, :, None])
+        return total
 
     def select(
         self,
@@ -103,13 +107,24 @@ class Indexer(Selector):
         check_no_graph("an indexer")
         self._check(q, k)
         problem = make_problem(q[:, :1], k, k, mask=mask, q_offset=q_offset)
+        height = max(1, _AT_ONCE // max(problem.batch * problem.kv_len, 1))
         with torch.no_grad():
-            words = [
-                packed(best(hidden(self.scores(q, k, rows), problem, rows), self.budget)[:, None])
-                for rows in blocks(q, k)
-            ]
+            words = [self._picked(q, k, problem, band) for band in bands(problem, height)]
         bits = torch.cat(words, 2) if words else torch.zeros(q.shape[0], 1, 0, -(-k.shape[2] // 64), dtype=torch.int64)
         return chosen_bits(bits, kv_len=k.shape[2], first=q_offset or 0)
+
+    def _picked(self, q: Tensor, k: Tensor, problem: Problem, band: Band) -> Int[Tensor, "batch 1 rows words"]:
+        """What some queries chose; the keys that none of them may choose are left out."""
+        scores = self.scores(q, k[:, :, band.cols], band.rows)[:, None]
+        allowed = problem.allowed(band.rows, band.cols) if band.masked else None
+        if allowed is not None:
+            scores.masked_fill_(~allowed, -torch.inf)
+        found = best(scores, self.budget)
+        if found.shape[3] == problem.kv_len:
+            return packed(found)
+        inside = torch.zeros(*found.shape[:3], problem.kv_len, dtype=torch.bool, device=found.device)
+        inside[..., band.cols] = found
+        return packed(inside)
 
     def divergence(
         self,
@@ -171,34 +186,6 @@ class Indexer(Selector):
                 arrived=f"q {tuple(q.shape)}, k {tuple(k.shape)}{told}",
                 remedy="give all index heads one key a token, and each of them a weight at each query",
             )
-
-
-def best(scores: Float[Tensor, "batch rows keys"], budget: int) -> Bool[Tensor, "batch rows keys"]:
-    """The highest scores of each row, the earliest of equal ones; -inf is never one of them.
-
-    Args:
-        scores: What to choose by.
-        budget: How many.
-    """
-    allowed = scores > -torch.inf
-    if scores.shape[-1] <= budget:
-        return allowed
-    least = scores.topk(budget, -1).values[..., -1:]
-    above, equal = scores > least, (scores == least) & allowed
-    room = budget - above.sum(-1, keepdim=True)
-    return above | (equal & (equal.cumsum(-1) <= room))
-
-
-def hidden(scores: Float[Tensor, "batch rows keys"], problem: Problem, rows: slice) -> Float[Tensor, "batch rows keys"]:
-    """Scores, -inf where a problem of one head allows nothing.
-
-    Args:
-        scores: Of these queries.
-        problem: Which knows what is allowed.
-        rows: The queries.
-    """
-    allowed = problem.allowed(torch.arange(rows.start, rows.stop, device=scores.device))
-    return scores if allowed is None else scores.where(allowed[:, 0], -torch.inf)
 
 
 def blocks(q: Tensor, k: Tensor, more: int = 0) -> Iterator[slice]:
