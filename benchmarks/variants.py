@@ -5,7 +5,7 @@ Eight heads of 64, batch 1, float32, one thread. Operators (queries, keys, value
 cell of the table (a step and a length) runs in a process of its own, in which everybody takes turns, round by round.
 Times are CPU seconds of one thread, which a busy machine moves little; a ratio is the median over rounds of the base's
 time over the other's, so 8.0 says that it takes an eighth; in brackets the middle four fifths of rounds. Memory is the
-largest resident memory of a step over what was there before.
+largest resident memory of a step over what was there before; of steps of 20 seconds and more none is told.
 
 `infer` is a forward pass without gradients, `train` a forward and a backward pass, gradients of the inputs included.
 Growth is the power of the length that fits the times from 2,048 tokens on. A kind pays from that length on at which it
@@ -160,7 +160,8 @@ def show(about, cells):
             spread = (
                 f"{told['ratio']:.2f} ({told['ratio_low']:.2f} to {told['ratio_high']:.2f})" if "ratio" in told else ""
             )
-            print(f"| {head} | {name} | {told['median_s'] * 1e3:.2f} | {spread} | {told['extra_mb']:.1f} |")
+            held = f"{told['extra_mb']:.1f}" if "extra_mb" in told else ""
+            print(f"| {head} | {name} | {told['median_s'] * 1e3:.2f} | {spread} | {held} |")
         for name, reason in cell["absent"].items():
             print(f"| {head} | {name} | {reason} | | |")
     print(

@@ -15,7 +15,8 @@ from module_cell import memory
 from variants_operators import EVERYBODY, base_of
 
 SAMPLE_S, LEAST, MOST = 0.01, 3, 31
-LONG_S = 5.0
+LONG_S, VERY_LONG_S = 5.0, 20.0
+"""Steps of which the first call tells how long they take, and of which no memory is told."""
 
 
 def parse():
@@ -102,7 +103,8 @@ def main():
     able, first, absent = enter(options)
     told = compare(able, first, options) if able else {}
     for name, run in able.items():
-        told[name]["extra_mb"] = statistics.median(memory(run) for _ in range(3 if first[name] < 1 else 1))
+        if first[name] < VERY_LONG_S:
+            told[name]["extra_mb"] = statistics.median(memory(run) for _ in range(3 if first[name] < 1 else 1))
     print(json.dumps({"outcome": "done", "contenders": told, "absent": absent, "load": os.getloadavg()[0]}))
 
 
