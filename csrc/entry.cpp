@@ -4,6 +4,7 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <cstring>
 #endif
 
 namespace {
@@ -76,6 +77,15 @@ int mh_has_amx(void) {
 #if defined(__x86_64__)
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) return (d >> 22 & 1) && (d >> 24 & 1);  // AMX-BF16 and AMX-TILE
+#endif
+  return 0;
+}
+
+int mh_is_intel(void) {
+#if defined(__x86_64__)
+  unsigned a = 0, name[3] = {0, 0, 0};
+  if (__get_cpuid(0, &a, &name[0], &name[2], &name[1]))  // ebx, edx, ecx, in this order
+    return std::memcmp(name, "GenuineIntel", sizeof name) == 0;
 #endif
   return 0;
 }
