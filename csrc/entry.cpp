@@ -4,7 +4,6 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#include <cstring>
 #endif
 
 namespace {
@@ -68,8 +67,12 @@ int mh_variants(void) {
 }
 
 int mh_best_variant(void) {
-  for (int variant = MH_NEON; variant > MH_AUTO; variant--)
+  for (int variant = MH_NEON; variant > MH_AUTO; variant--) {
+    // Intel's processors multiply pairs of bfloat16 more slowly than float32 made from them: 0.6 of the speed, measured
+    // on one with AMX.
+    if (variant == MH_AVX512_BF16 && mh_is_intel()) continue;
     if (kernels_of(variant)) return variant;
+  }
   return MH_AUTO;
 }
 
@@ -83,11 +86,11 @@ int mh_has_amx(void) {
 
 int mh_is_intel(void) {
 #if defined(__x86_64__)
-  unsigned a = 0, name[3] = {0, 0, 0};
-  if (__get_cpuid(0, &a, &name[0], &name[2], &name[1]))  // ebx, edx, ecx, in this order
-    return std::memcmp(name, "GenuineIntel", sizeof name) == 0;
-#endif
+  __builtin_cpu_init();
+  return __builtin_cpu_is("intel") != 0;
+#else
   return 0;
+#endif
 }
 
 int mh_has_threads(void) {
