@@ -1,7 +1,9 @@
 """Where "auto" takes the compiled kernel: measures it against PyTorch's kernels and writes the table that it goes by.
 
-Every variant that this processor can run and the `sdpa` backend take turns on one call after another: dtypes, kinds of
+The variant that this processor takes and the `sdpa` backend take turns on one call after another: dtypes, kinds of
 mask, sizes of heads, lengths. One thread, CPU time; a ratio is the median over turns of the time of `sdpa` over ours.
+Lesser variants are not forced: PyTorch would still use all of this processor, so that their ratios would be none of a
+lesser processor. The rows of other processors and variants stay as they are.
 
     python benchmarks/winners.py --out src/multihead/attend/winners.json      some 10 minutes
     python benchmarks/winners.py --kinds decode --dtypes bfloat16             measures these, writes nothing
@@ -18,7 +20,7 @@ from apart import machine
 
 from multihead.attend import attention
 from multihead.attend.native import forced
-from multihead.attend.table import KINDS, Row, packaged, write_table
+from multihead.attend.table import KINDS, Row, packaged, processor_of, write_table
 from multihead.native import load
 from multihead.pattern import causal, sliding_window
 
@@ -35,33 +37,22 @@ def main():
     library = load()
     if library is None:
         raise SystemExit("The compiled kernel is not built.")
-    variants = library.variants()
+    variant = library.best_variant().name.lower()
     rows = []
     for dtype, kind, dim in itertools.product(options.dtypes, options.kinds, options.dims):
-        found = {length: ratios(dtype, kind, dim, length, variants) for length in options.lengths}
-        rows += [
-            Row(
-                variant=variant.name.lower(),
-                dtype=dtype,
-                kind=kind,
-                head_dim=dim,
-                heads=HEADS,
-                ratios={length: told[variant] for length, told in found.items()},
-            )
-            for variant in variants
-        ]
-        told = "; ".join(
-            f"{variant.name.lower()} " + " ".join(f"{found[length][variant]:.2f}" for length in options.lengths)
-            for variant in variants
+        found = {length: ratio(dtype, kind, dim, length) for length in options.lengths}
+        here = processor_of(library, getattr(torch, dtype))
+        rows.append(
+            Row(processor=here, variant=variant, dtype=dtype, kind=kind, head_dim=dim, heads=HEADS, ratios=found)
         )
-        print(f"{time.strftime('%H:%M:%S')}  {dtype} {kind} {dim}: {told}", flush=True)
+        told = " ".join(f"{found[length]:.2f}" for length in options.lengths)
+        print(f"{time.strftime('%H:%M:%S')}  {here} {variant} {dtype} {kind} {dim}: {told}", flush=True)
     if options.out:
+        replaced = {(row.processor, row.variant) for row in rows}
         words = f"{machine()}, PyTorch {torch.__version__}, 1 thread"
-        names = {variant.name.lower() for variant in variants}
-        # What other processors were measured to do stays.
-        others = [row for row in packaged().rows if row.variant not in names]
-        kept = {name: told for name, told in packaged().measured.items() if name not in names}
-        write_table(options.out, measured=kept | dict.fromkeys(sorted(names), words), rows=[*others, *rows])
+        measured = packaged().measured | {f"{here} {variant}": words for here, variant in sorted(replaced)}
+        others = [row for row in packaged().rows if (row.processor, row.variant) not in replaced]
+        write_table(options.out, measured=measured, rows=[*others, *rows])
 
 
 def parse():
@@ -70,7 +61,7 @@ def parse():
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--dims", nargs="+", type=int, default=DIMS)
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
-    parser.add_argument("--out", type=Path, help="the file to write; what it holds of these variants is replaced")
+    parser.add_argument("--out", type=Path, help="the file to write: the packaged table with what was measured here")
     options = parser.parse_args()
     if options.out and any(
         set(asked) != set(every)
@@ -80,8 +71,8 @@ def parse():
     return options
 
 
-def ratios(dtype, kind, dim, length, variants):
-    """For each variant the time of `sdpa` over its own."""
+def ratio(dtype, kind, dim, length):
+    """The time of `sdpa` over ours."""
     queries = 1 if kind == "decode" else length
     q, k, v = (torch.randn(1, HEADS, size, dim).to(getattr(torch, dtype)) for size in (queries, length, length))
     mask = mask_of(kind, length)
@@ -89,14 +80,12 @@ def ratios(dtype, kind, dim, length, variants):
     def rival():
         attention(q, k, v, mask=mask, backend="sdpa")
 
-    def ours(variant):
-        with forced(variant=variant, threads=1):
+    def ours():
+        with forced(threads=1):
             attention(q, k, v, mask=mask, backend="native")
 
-    runs = {None: rival} | {variant: lambda variant=variant: ours(variant) for variant in variants}
-    times = {who: max(1, round(SAMPLE_S / seconds(run, 2))) for who, run in runs.items()}
-    turns = [{who: seconds(run, times[who]) for who, run in runs.items()} for _ in range(TURNS)]
-    return {variant: statistics.median(turn[None] / turn[variant] for turn in turns) for variant in variants}
+    times = {run: max(1, round(SAMPLE_S / seconds(run, 2))) for run in (rival, ours)}
+    return statistics.median(seconds(rival, times[rival]) / seconds(ours, times[ours]) for _ in range(TURNS))
 
 
 def mask_of(kind, length):

@@ -67,8 +67,12 @@ int mh_variants(void) {
 }
 
 int mh_best_variant(void) {
-  for (int variant = MH_NEON; variant > MH_AUTO; variant--)
+  for (int variant = MH_NEON; variant > MH_AUTO; variant--) {
+    // Intel's processors multiply pairs of bfloat16 more slowly than float32 made from them: 0.6 of the speed, measured
+    // on one with AMX.
+    if (variant == MH_AVX512_BF16 && mh_is_intel()) continue;
     if (kernels_of(variant)) return variant;
+  }
   return MH_AUTO;
 }
 
@@ -78,6 +82,15 @@ int mh_has_amx(void) {
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) return (d >> 22 & 1) && (d >> 24 & 1);  // AMX-BF16 and AMX-TILE
 #endif
   return 0;
+}
+
+int mh_is_intel(void) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  return __builtin_cpu_is("intel") != 0;
+#else
+  return 0;
+#endif
 }
 
 int mh_has_threads(void) {

@@ -104,6 +104,8 @@ MH_API int mh_variants(void);
 MH_API int mh_best_variant(void);
 /* 1 where the processor has tiles of bfloat16 (AMX), which PyTorch's kernels use and this one does not. */
 MH_API int mh_has_amx(void);
+/* 1 where the processor is Intel's, to which MKL, and so PyTorch, gives all instructions that it has. */
+MH_API int mh_is_intel(void);
 /* 1 where more than one thread is possible. */
 MH_API int mh_has_threads(void);
 MH_API const char *mh_variant_name(int variant);

@@ -36,7 +36,7 @@ def unbuilt(monkeypatch):
 @pytest.fixture
 def fastest(monkeypatch):
     """As where our kernel was measured to be the fastest at everything."""
-    monkeypatch.setattr(native, "prefers", lambda problem, variant: None)
+    monkeypatch.setattr(native, "prefers", lambda problem, variant, processor: None)
 
 
 @needs_kernel
@@ -60,7 +60,7 @@ def test_the_first_that_can_is_taken():
 def test_what_the_table_prefers_is_taken_where_it_can(monkeypatch):
     q, k, v = qkv()
     told = "the measured table prefers sdpa for full, float32, on avx2"
-    monkeypatch.setattr(native, "prefers", lambda problem, variant: told)
+    monkeypatch.setattr(native, "prefers", lambda problem, variant, processor: told)
     assert attention_lse(q, k, v).backend == "sdpa"
     assert attention_lse(q, k, v, softcap=1.0).backend == "native"
     assert attention_lse(q, k, v, backend="native").backend == "native"

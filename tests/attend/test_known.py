@@ -63,7 +63,7 @@ def test_a_call_that_is_known_gives_what_it_gives_anew(name, dtype, unchecked):
 
 
 def test_auto_is_known_as_well_and_patterns_by_what_they_are(unchecked, monkeypatch):
-    monkeypatch.setattr(native, "prefers", lambda problem, variant: None)
+    monkeypatch.setattr(native, "prefers", lambda problem, variant, processor: None)
     q, k, v = qkv(kv_len=6)
     want = anew(q, k, v, mask=causal())
     attention(q, k, v, mask=causal())

@@ -1,5 +1,6 @@
 """The table of measured ratios: what it tells apart, which measurement is nearest, its file."""
 
+import ctypes
 from pathlib import Path
 
 import pytest
@@ -7,15 +8,26 @@ import torch
 
 from attend.oracle import qkv
 from multihead.attend import make_problem, table
-from multihead.attend.table import KINDS, Row, Table, kind_of, packaged, prefers, read_table, write_table
+from multihead.attend.table import (
+    KINDS,
+    Row,
+    Table,
+    kind_of,
+    packaged,
+    prefers,
+    processor_of,
+    read_table,
+    write_table,
+)
 from multihead.error import MultiheadError
+from multihead.native import Library, Variant
 from multihead.pattern import band, causal, document, everything, nothing, padding, sliding_window
 from multihead.position import ALiBi, alibi_slopes
 
 
 def row(**changed):
-    given = {"variant": "avx2", "dtype": "float32", "kind": "full", "head_dim": 64, "heads": 8, "ratios": {512: 2.0}}
-    return Row(**given | changed)
+    given = {"dtype": "float32", "kind": "full", "head_dim": 64, "heads": 8, "ratios": {512: 2.0}}
+    return Row(**{"processor": "amd", "variant": "avx2"} | given | changed)
 
 
 @pytest.mark.parametrize(
@@ -74,18 +86,56 @@ def test_the_nearest_measurement_by_ratios():
     assert nearest(kind="decode") is None
 
 
+def test_a_processor_goes_by_its_own_kind_and_else_by_amds():
+    rows = (
+        row(ratios={1: 1.0}),
+        row(dtype="bfloat16", ratios={2: 1.0}),
+        row(processor="intel", ratios={3: 1.0}),
+        row(processor="amx", dtype="bfloat16", kind="decode", ratios={4: 1.0}),
+    )
+    found = Table(measured={}, rows=rows)
+
+    def nearest(**changed):
+        near = found.nearest(row(**changed))
+        return None if near is None else (near[0].processor, near[1])
+
+    assert nearest() == ("amd", 1)
+    assert nearest(processor="intel", head_dim=16) == ("intel", 3)
+    assert nearest(processor="intel", dtype="bfloat16") == ("amd", 2)
+    assert nearest(processor="arm") == ("amd", 1)
+    assert nearest(processor="amx", dtype="bfloat16", kind="decode") == ("amx", 4)
+    # What was measured without AMX says nothing of it.
+    assert nearest(processor="amx", dtype="bfloat16") is None
+
+
+@pytest.mark.parametrize(
+    ("intel", "amx", "best", "kinds"),
+    [
+        (False, False, Variant.AVX512, ("amd", "amd")),
+        (True, False, Variant.AVX2, ("intel", "intel")),
+        (True, True, Variant.AVX512_BF16, ("intel", "amx")),
+        (False, False, Variant.NEON, ("arm", "arm")),
+    ],
+)
+def test_kinds_of_processors(intel, amx, best, kinds):
+    library = Library(path=Path(), c=ctypes.CDLL(None), best=best, amx=amx, intel=intel, parallel=True)
+    assert tuple(processor_of(library, dtype) for dtype in (torch.float32, torch.bfloat16)) == kinds
+    assert processor_of(library, torch.float16) == kinds[0]
+
+
 def test_what_is_preferred_and_why(monkeypatch):
     slow = Table(measured={}, rows=(row(ratios={8: 0.8}), row(kind="causal", ratios={8: 1.0})))
     monkeypatch.setattr(table, "packaged", lambda: slow)
     table._prefers.cache_clear()
     problem = make_problem(*qkv(heads=8, kv_heads=8, q_len=9, kv_len=9))
-    assert prefers(problem, "avx2") == (
-        "the measured table prefers sdpa for full, float32, on avx2: at head_dim 64, 8 heads and 8 keys ours has 0.80 "
-        "of its speed"
-    )
-    assert prefers(make_problem(*qkv(q_len=9, kv_len=9), mask=causal()), "avx2") is None
-    assert prefers(problem, "neon") == (
-        "the measured table prefers sdpa where nothing was measured: full, float32, on neon"
+    for processor in ("amd", "intel"):
+        assert prefers(problem, "avx2", processor) == (
+            "the measured table prefers sdpa for full, float32, on avx2: at head_dim 64, 8 heads and 8 keys ours has "
+            "0.80 of its speed on an AMD processor"
+        )
+    assert prefers(make_problem(*qkv(q_len=9, kv_len=9), mask=causal()), "avx2", "amd") is None
+    assert prefers(problem, "neon", "arm") == (
+        "the measured table prefers sdpa where nothing was measured: full, float32, on neon of an Arm processor"
     )
     table._prefers.cache_clear()
 
@@ -107,25 +157,43 @@ def test_the_file_is_read_as_it_was_written(tmp_path):
     [
         ("not json", "JSONDecodeError"),
         ('{"form": 9}', "ValueError: form 9"),
-        ('{"form": 1, "rows": []}', "KeyError: 'measured'"),
+        ('{"form": 2, "rows": []}', "KeyError: 'measured'"),
         ("[]", "TypeError"),
-        ('{"form": 1, "measured": {}, "rows": [{"kind": "full", "ratios": {}}]}', "ValueError: the row"),
-        ('{"form": 1, "measured": {}, "rows": [{"kind": "diagonal", "ratios": {"1": 1}}]}', "ValueError: the row"),
-        ('{"form": 1, "measured": {}, "rows": [{"kind": "full", "ratios": {"1": -1}}]}', "ValueError: the row"),
-        ('{"form": 1, "measured": {}, "rows": [{"kind": "full", "ratios": {"1": 1}}]}', "KeyError: 'variant'"),
+        (
+            '{"form": 2, "measured": {}, "rows": [{"processor": "amd", "kind": "full", "ratios": {}}]}',
+            "ValueError: the row",
+        ),
+        (
+            '{"form": 2, "measured": {}, "rows": [{"processor": "amd", "kind": "diagonal", "ratios": {"1": 1}}]}',
+            "ValueError: the row",
+        ),
+        (
+            '{"form": 2, "measured": {}, "rows": [{"processor": "amd", "kind": "full", "ratios": {"1": -1}}]}',
+            "ValueError: the row",
+        ),
+        (
+            '{"form": 2, "measured": {}, "rows": [{"processor": "vax", "kind": "full", "ratios": {"1": 1}}]}',
+            "ValueError: the row",
+        ),
+        (
+            '{"form": 2, "measured": {}, "rows": [{"processor": "amd", "kind": "full", "ratios": {"1": 1}}]}',
+            "KeyError: 'variant'",
+        ),
     ],
 )
 def test_message_no_table(text, told):
-    with pytest.raises(MultiheadError, match=f"measured ratios, form 1\n  got: {told}.*\n  fix: write it with"):
+    with pytest.raises(MultiheadError, match=f"measured ratios, form 2\n  got: {told}.*\n  fix: write it with"):
         read_table(text)
 
 
 def test_the_packaged_table_has_every_kind_for_what_it_was_measured_on():
     found = packaged()
-    groups = {(row.variant, row.dtype) for row in found.rows}
-    assert {variant for variant, _ in groups} == set(found.measured)
-    for variant, dtype in groups:
-        assert {row.kind for row in found.rows if (row.variant, row.dtype) == (variant, dtype)} == set(KINDS)
+    groups = {(row.processor, row.variant, row.dtype) for row in found.rows}
+    assert {f"{processor} {variant}" for processor, variant, _ in groups} == set(found.measured)
+    for group in groups:
+        kinds = {row.kind for row in found.rows if (row.processor, row.variant, row.dtype) == group}
+        assert kinds == set(KINDS)
+    assert all((row.processor == "amx") <= (row.dtype == "bfloat16") for row in found.rows)
 
 
 def test_few_rows_are_as_many_as_the_kernel_says():

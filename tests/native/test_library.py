@@ -75,7 +75,10 @@ def test_variants_are_those_that_run_here(kernel):
     q, k, v, out = (torch.randn(1, 1, 3, 8) for _ in range(4))
     assert kernel.variants()
     assert kernel.best_variant() in kernel.variants()
-    assert kernel.has_amx() == ("amx_bf16" in Path("/proc/cpuinfo").read_text())
+    about = Path("/proc/cpuinfo").read_text()
+    assert kernel.has_amx() == ("amx_bf16" in about)
+    assert kernel.is_intel() == ("GenuineIntel" in about)
+    assert not (kernel.is_intel() and kernel.best_variant() == Variant.AVX512_BF16)  # slower than float32 there
     for variant in Variant:
         asked = problem(q, k, v, variant=variant)
         if variant == Variant.AUTO or variant in kernel.variants():

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from multihead.attend.lowering import bias_parts, mask_parts, sink_logits
 from multihead.attend.normaliser import Softmax
 from multihead.attend.problem import Problem
-from multihead.attend.table import kind_of, prefers
+from multihead.attend.table import kind_of, prefers, processor_of
 from multihead.native import NOT_BUILT, Library, Variant, load, ops, why_none
 from multihead.native.ops import Prepared, unrecorded
 from multihead.native.pack import DTYPES, WIDEST
@@ -64,12 +64,9 @@ def why_not(problem: Problem) -> list[str]:
     if not isinstance(problem.normaliser, Softmax):
         reasons.append(f"it has softmax only, not {problem.normaliser}")
     reasons += _beyond(problem)
-    library = load()
-    if library is None:
+    if load() is None:
         told = why_none()
         reasons.append(f"{told}: {_BUILD}" if told == NOT_BUILT else str(told))
-    elif q.dtype == torch.bfloat16 and library.has_amx():
-        reasons.append("bfloat16 is left to PyTorch's kernels where the processor has AMX tiles, which this lacks")
     return reasons
 
 
@@ -119,7 +116,9 @@ def _beyond(problem: Problem) -> list[str]:
 def behind(problem: Problem) -> str | None:
     """Why another backend that can run the problem as well goes first, in words; None where this is the fastest."""
     library = load()
-    return None if library is None else prefers(problem, asked(library)[0].name.lower())
+    if library is None:
+        return None
+    return prefers(problem, asked(library)[0].name.lower(), processor_of(library, problem.q.dtype))
 
 
 def how(problem: Problem) -> str:

@@ -1,14 +1,18 @@
 """Where the compiled kernel was measured to be faster than PyTorch's: the table "auto" goes by.
 
-The table is a file of this room, `winners.json`, written by a benchmark and never by hand. It holds, for each variant
-of the kernel, dtype, kind of mask, head_dim and number of heads, the measured ratios by length. A call goes by the
-measurement that is nearest to it; what was never measured is left to PyTorch's kernels.
+The table is a file of this room, `winners.json`, written by a benchmark and never by hand. It holds, for each kind of
+processor, variant of the kernel, dtype, kind of mask, head_dim and number of heads, the measured ratios by length. A
+call goes by the measurement that is nearest to it; what was never measured is left to PyTorch's kernels.
+
+The same variant meets another PyTorch on another processor: its products use AVX-512 and AMX on Intel's processors
+alone. So a processor goes by the measurements of its own kind, and by those of AMD's where there are none; but nothing
+that was measured elsewhere says how bfloat16 compares with AMX.
 """
 
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
@@ -19,9 +23,16 @@ from torch import Tensor
 
 from multihead.attend.problem import Problem
 from multihead.error import MultiheadError
+from multihead.native import Library, Variant
 
 FILE = "winners.json"
-FORM = 1
+FORM = 2
+PROCESSORS = {  # the kinds, in words
+    "amd": "an AMD processor",
+    "intel": "an Intel processor",
+    "amx": "an Intel processor with AMX",
+    "arm": "an Arm processor",
+}
 KINDS = ("full", "causal", "window", "mask", "decode")
 RIVAL = "sdpa"
 FEW_ROWS = 8  # queries that share keys, heads times positions, up to which the kernel reads keys where they lie
@@ -32,6 +43,8 @@ class Row:
     """What was measured on one variant for one dtype, kind of mask, head_dim and number of heads.
 
     Args:
+        processor: One of `PROCESSORS`: where it was measured. "amx" is of bfloat16 alone; of the other dtypes such a
+            processor is "intel".
         variant: Of the compiled kernel: "avx512_bf16".
         dtype: Of q, k and v: "float32".
         kind: "full" (no mask), "causal" (one bound of the distance), "window" (two), "mask" (anything else: tensors,
@@ -41,6 +54,7 @@ class Row:
         ratios: For each number of keys the time of PyTorch's kernel over that of ours: above 1 ours is faster.
     """
 
+    processor: str
     variant: str
     dtype: str
     kind: str
@@ -54,7 +68,7 @@ class Table:
     """The measurements.
 
     Args:
-        measured: Where and with what they were made, in words, for each variant.
+        measured: Where and with what they were made, in words, for each processor and variant: "amd avx2".
         rows: All of them.
     """
 
@@ -64,9 +78,12 @@ class Table:
     def nearest(self, wanted: Row) -> tuple[Row, int] | None:
         """The measurement nearest to a row with one length, and its length; None where its kind was never measured.
 
-        Near is judged by ratios, first of head_dim, then of heads, then of lengths.
+        Near is judged by ratios, first of head_dim, then of heads, then of lengths. A processor on which this variant,
+        dtype and kind of mask were never measured goes by AMD's rows; bfloat16 with AMX has none but its own.
         """
-        same = [row for row in self.rows if (row.variant, row.dtype, row.kind) == _group(wanted)]
+        same = self._same(wanted)
+        if not same and wanted.processor != "amx":
+            same = self._same(replace(wanted, processor="amd"))
         (keys,) = wanted.ratios
         found = [
             (_far(row.head_dim, wanted.head_dim), _far(row.heads, wanted.heads), _far(length, keys), place, length)
@@ -78,9 +95,12 @@ class Table:
         *_, place, length = min(found)
         return same[place], length
 
+    def _same(self, wanted: Row) -> list[Row]:
+        return [row for row in self.rows if _group(row) == _group(wanted)]
 
-def _group(row: Row) -> tuple[str, str, str]:
-    return row.variant, row.dtype, row.kind
+
+def _group(row: Row) -> tuple[str, str, str, str]:
+    return row.processor, row.variant, row.dtype, row.kind
 
 
 def _far(measured: int, wanted: int) -> float:
@@ -101,32 +121,56 @@ def kind_of(problem: Problem) -> str:
     return ("full", "causal", "window")[sum(bound is not None for bound in window)]
 
 
-def prefers(problem: Problem, variant: str) -> str | None:
+def processor_of(library: Library, dtype: torch.dtype) -> str:
+    """One of `PROCESSORS`: whose measurements say how fast the two kernels are here for a dtype.
+
+    Args:
+        library: The kernel, which knows the processor.
+        dtype: Of q, k and v.
+    """
+    if library.is_intel():
+        return "amx" if dtype == torch.bfloat16 and library.has_amx() else "intel"
+    return "arm" if library.best_variant() == Variant.NEON else "amd"
+
+
+def prefers(problem: Problem, variant: str, processor: str) -> str | None:
     """Why PyTorch's kernel is taken before a variant of ours, in words; None where ours was measured to be faster.
 
     Args:
         problem: What is asked.
         variant: The variant of our kernel that would run.
+        processor: What `processor_of` gives.
     """
     (batch, heads, _, head_dim), (*_, keys, v_head_dim) = problem.q.shape, problem.v.shape
     size = max(head_dim, v_head_dim)
-    return _prefers(variant, problem.q.dtype, kind_of(problem), size, batch * heads, keys)
+    return _prefers(processor, variant, problem.q.dtype, kind_of(problem), size, batch * heads, keys)
 
 
 @lru_cache(maxsize=4096)
-def _prefers(variant: str, kept: torch.dtype, kind: str, head_dim: int, heads: int, keys: int) -> str | None:
+def _prefers(
+    processor: str, variant: str, kept: torch.dtype, kind: str, head_dim: int, heads: int, keys: int
+) -> str | None:
     dtype = str(kept).removeprefix("torch.")
-    wanted = Row(variant=variant, dtype=dtype, kind=kind, head_dim=head_dim, heads=heads, ratios={keys: 1.0})
+    wanted = Row(
+        processor=processor,
+        variant=variant,
+        dtype=dtype,
+        kind=kind,
+        head_dim=head_dim,
+        heads=heads,
+        ratios={keys: 1.0},
+    )
     found = packaged().nearest(wanted)
     if found is None:
-        return f"the measured table prefers {RIVAL} where nothing was measured: {kind}, {dtype}, on {variant}"
+        here = f"{variant} of {PROCESSORS[processor]}"
+        return f"the measured table prefers {RIVAL} where nothing was measured: {kind}, {dtype}, on {here}"
     row, length = found
     ratio = row.ratios[length]
     if ratio >= 1:
         return None
     return (
         f"the measured table prefers {RIVAL} for {kind}, {dtype}, on {variant}: at head_dim {row.head_dim}, "
-        f"{row.heads} heads and {length} keys ours has {ratio:.2f} of its speed"
+        f"{row.heads} heads and {length} keys ours has {ratio:.2f} of its speed on {PROCESSORS[row.processor]}"
     )
 
 
@@ -157,9 +201,11 @@ def read_table(text: str) -> Table:
 
 def _row(entry: Mapping[str, Any]) -> Row:
     ratios = {int(length): float(ratio) for length, ratio in entry["ratios"].items()}
-    if entry["kind"] not in KINDS or not ratios or not all(0 < ratio < math.inf for ratio in ratios.values()):
+    named = entry["kind"] in KINDS and entry["processor"] in PROCESSORS
+    if not named or not ratios or not all(0 < ratio < math.inf for ratio in ratios.values()):
         raise ValueError(f"the row {entry}")
     return Row(
+        processor=entry["processor"],
         variant=str(entry["variant"]),
         dtype=str(entry["dtype"]),
         kind=entry["kind"],
@@ -174,12 +220,13 @@ def write_table(path: Path, *, measured: Mapping[str, str], rows: Iterable[Row])
 
     Args:
         path: Where to.
-        measured: Where and with what it was measured, in words, for each variant.
+        measured: Where and with what it was measured, in words, for each processor and variant.
         rows: The measurements; they are sorted.
     """
     entries = [
         json.dumps(
             {
+                "processor": row.processor,
                 "variant": row.variant,
                 "dtype": row.dtype,
                 "kind": row.kind,

@@ -100,7 +100,7 @@ def why_not(scene: Scene, able: Sequence[tuple[OfTile[Any], Any]]) -> list[str]:
     """
     problem = _problem(scene)
     with torch.no_grad():  # nothing is learned from what is measured
-        reasons = [reason for reason in native.why_not(problem) if "AMX" not in reason]
+        reasons = native.why_not(problem)
     if reasons:
         return reasons
     reasons += [

@@ -58,6 +58,7 @@ class Library:
         c: Its functions, typed as in `csrc/multihead.h`.
         best: What `best_variant` answers; this and what follows never changes, and every call asks for it.
         amx: What `has_amx` answers.
+        intel: What `is_intel` answers.
         parallel: What `has_threads` answers.
     """
 
@@ -65,6 +66,7 @@ class Library:
     c: ctypes.CDLL
     best: Variant
     amx: bool
+    intel: bool
     parallel: bool
 
     def variants(self) -> tuple[Variant, ...]:
@@ -79,6 +81,10 @@ class Library:
     def has_amx(self) -> bool:
         """Whether the processor has tiles of bfloat16, which PyTorch's kernels use and this one does not."""
         return self.amx
+
+    def is_intel(self) -> bool:
+        """Whether the processor is Intel's, on which PyTorch's products use all instructions that it has."""
+        return self.intel
 
     def has_threads(self) -> bool:
         """Whether the kernel was compiled for more than one thread."""
@@ -201,6 +207,7 @@ def open_library(path: Path) -> Library | str:
             c=c,
             best=Variant(c.mh_best_variant()),
             amx=bool(c.mh_has_amx()),
+            intel=bool(c.mh_is_intel()),
             parallel=bool(c.mh_has_threads()),
         )
     except (OSError, AttributeError) as fault:  # no library, or one without a function that is needed
