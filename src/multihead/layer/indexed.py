@@ -1,5 +1,6 @@
 """Sparse attention with a learned indexer, as in DeepSeek-V3.2: latent attention to the keys that it chose."""
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from types import NoneType
 from typing import ClassVar, cast
@@ -177,8 +178,12 @@ class IndexedAttention(LatentAttention):
         )
         self._check_cache(cache)
         call = Call.checked(self, query, None, None, mask=mask, bias=bias, q_offset=None, cache=cache)
+        choose = self._chosen
+        if torch.compiler.is_compiling():
+            # What is chosen depends on numbers: it runs beside the graph.
+            choose = cast(Callable[..., Pattern], torch.compiler.disable(choose))
         with kept(cache):
-            chosen = self._chosen(call, positions)
+            chosen = choose(call, positions)
             return super().forward(query, mask=_both(mask, chosen, call), bias=bias, cache=cache, positions=positions)
 
     def index_loss(
