@@ -15,9 +15,11 @@ of the process, which a busy machine moves little. Two threads: wall time, for a
     python benchmarks/kernel.py --cases causal-2048 decode --threads 2 --dtypes bfloat16
     python benchmarks/kernel.py --show                      the table of the JSON file
 
-`peak` is measured in the same rounds by loops of the widest multiply-add (`peak.cpp`, needs a compiler). `ceiling` is
-the ratio that a program would reach which did nothing but the products at that peak, or, where that takes longer, read
-the keys and values once: no kernel can be above it on this processor.
+`peak` is measured in the same rounds by loops of the widest multiply-add (`peak.cpp`, needs a compiler); of bfloat16 it
+is that of pairs or of float32, whichever is faster. Tiles (AMX), which PyTorch uses, are not among them. `ceiling` is
+the ratio that a program would reach which did nothing but the products at that peak: no kernel of vectors can be above
+it on this processor. Where it takes longer to read the keys and values once, as fast as a loop reads the keys from
+first to last, it is the ratio of that: no law, since another order of reading may be faster by a few percent.
 """
 
 import argparse

@@ -88,26 +88,39 @@ def compare(case, options):
     # The slowest do not take the time of all others.
     turns = {name: min(rounds, max(FEWEST, int(options.seconds / first[name]))) for name in able}
     peak = Peak()
-    loop = peak.loop(tensors[0].dtype)
-    taken, most, read = {name: [] for name in able}, [], []
+    loops = peak.loops_of(tensors[0].dtype)
+    taken, most, read = {name: [] for name in able}, {name: [] for name in loops}, []
     for turn in range(rounds):
         for name, run in able.items():
             if turn < turns[name]:
                 taken[name].append(seconds(run, times[name], clock))
-        if loop:
-            most.append(peak.flops(loop))
+        for name in loops:
+            most[name].append(peak.flops(name))
+        if loops:
             read.append(peak.bytes(tensors[1].view(-1)))
     return {
         "rounds": rounds,
         "contenders": {name: describe(taken[name], taken["sdpa"], errors[name]) for name in able},
         "absent": absent,
-        "peak": {"loop": loop, "flops": median(most), "best": max(most, default=0.0), "bytes": median(read)},
+        "peak": highest(most) | {"bytes": median(read)},
         "load": os.getloadavg()[0],
     }
 
 
 def median(values):
     return statistics.median(values) if values else 0.0
+
+
+def highest(most):
+    """The fastest of the loops, and what each reached."""
+    every = {name: median(rates) for name, rates in most.items()}
+    loop = max(every, key=every.get, default=None)
+    return {
+        "loop": loop,
+        "flops": every.get(loop, 0.0),
+        "best": max(most.get(loop, ()), default=0.0),
+        "every": every,
+    }
 
 
 def describe(taken, base, error):
