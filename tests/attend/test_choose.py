@@ -43,7 +43,7 @@ def fastest(monkeypatch):
 @pytest.mark.usefixtures("fastest")
 def test_the_first_that_can_is_taken():
     q, k, v = qkv()
-    assert [backend.NAME for backend in AUTOMATIC] == ["native", "blockwise", "sdpa", "tiled"]
+    assert [backend.NAME for backend in AUTOMATIC] == ["native", "blockwise", "rearranged", "sdpa", "tiled"]
     assert attention_lse(q, k, v).backend == "native"
     assert attention_lse(q, k, v, softcap=1.0).backend == "native"
     assert attention_lse(q[:0], k[:0], v[:0]).backend == "native"
@@ -110,7 +110,7 @@ def test_when_none_can_every_reason_is_told(monkeypatch):
 
 
 def test_an_unknown_backend():
-    names = "native, blockwise, sdpa, tiled, flex, reference"
+    names = "native, blockwise, rearranged, sdpa, tiled, flex, reference"
     message = rf"this library\n  got: backend='flash'\n  fix: pass \"auto\" or one of {names}"
     for call in (attention, attention_lse, explain_backend):
         with pytest.raises(MultiheadError, match=message):
@@ -133,14 +133,16 @@ def test_the_explanation_has_a_line_for_each():
     assert explanation.chosen == "tiled"
     assert str(explanation).splitlines() == [
         "q (2, 4, 6, 8), k (2, 2, 6, 8), v (2, 2, 6, 8), float32 on cpu, mask causal, softcap 1, Sigmoid(bias=0.0)",
-        "  native     cannot: it has softmax only, not Sigmoid(bias=0.0); compiled kernel not built: install a C++ "
+        "  native      cannot: it has softmax only, not Sigmoid(bias=0.0); compiled kernel not built: install a C++ "
         "compiler (g++ or clang++), then multihead again from its sources",
-        "  blockwise  cannot: it is for masks that are, or contain by &, chosen blocks of 16 keys or more; it has "
+        "  blockwise   cannot: it is for masks that are, or contain by &, chosen blocks of 16 keys or more; it has "
         "softmax only, not Sigmoid(bias=0.0)",
-        "  sdpa       cannot: its kernels have softmax only, not Sigmoid(bias=0.0); its kernels have no softcap",
-        "  tiled      chosen: plain torch, bands of 6 queries",
-        "  flex       cannot: FlexAttention has softmax only, not Sigmoid(bias=0.0)",
-        "  reference  only by name: the definition; stores every weight, 0.0 MiB at a time",
+        "  rearranged  cannot: it is for masks that differ by head, or are of every n-th key, alone or in a window; "
+        "it has softmax only, not Sigmoid(bias=0.0)",
+        "  sdpa        cannot: its kernels have softmax only, not Sigmoid(bias=0.0); its kernels have no softcap",
+        "  tiled       chosen: plain torch, bands of 6 queries",
+        "  flex        cannot: FlexAttention has softmax only, not Sigmoid(bias=0.0)",
+        "  reference   only by name: the definition; stores every weight, 0.0 MiB at a time",
     ]
 
 
@@ -152,6 +154,7 @@ def test_the_explanation_of_a_named_backend():
     assert [line.split()[1] for line in str(named).splitlines()[1:]] == [
         "cannot:",
         "cannot:",
+        "cannot:",
         "could:",
         "could:",
         "only",
@@ -159,7 +162,7 @@ def test_the_explanation_of_a_named_backend():
     ]
     refused = explain_backend(q, k, v, softcap=1.0, backend="sdpa")
     assert refused.chosen is None
-    assert [(verdict.backend, verdict.reasons, verdict.automatic) for verdict in refused.verdicts[2:]] == [
+    assert [(verdict.backend, verdict.reasons, verdict.automatic) for verdict in refused.verdicts[3:]] == [
         ("sdpa", ("its kernels have no softcap",), True),
         ("tiled", (), True),
         ("flex", (), False),

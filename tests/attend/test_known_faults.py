@@ -245,7 +245,7 @@ def test_24_values_of_another_size_odd_sizes_groups_of_three(backend, head_dim, 
 
 def test_24_a_padded_size_is_reported():
     q, k, v = qkv(head_dim=24, v_head_dim=40)
-    assert "sdpa       chosen: CPU flash kernel, padded to size 40" in str(explain_backend(q, k, v, backend="sdpa"))
+    assert "sdpa        chosen: CPU flash kernel, padded to size 40" in str(explain_backend(q, k, v, backend="sdpa"))
 
 
 @every_backend

@@ -10,7 +10,7 @@ from typing import Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor
 
-from multihead.attend import blockwise, defined, flex, native, sdpa, tiled
+from multihead.attend import blockwise, defined, flex, native, rearranged, sdpa, tiled
 from multihead.attend.problem import Problem
 from multihead.error import BackendRefused, MultiheadError
 
@@ -43,6 +43,7 @@ class Backend(Protocol):
 AUTOMATIC: tuple[Backend, ...] = (
     cast(Backend, native),
     cast(Backend, blockwise),
+    cast(Backend, rearranged),
     cast(Backend, sdpa),
     cast(Backend, tiled),
 )

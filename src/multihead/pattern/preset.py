@@ -19,7 +19,8 @@ def strided(stride: int, *, heads: int | None = None) -> Pattern:
     A: 0 <= query - key < stride. B: key <= query and (query - key) mod stride == 0 (arXiv 1904.10509, section 4.2).
     Any key reaches any later query in two steps, one in B and then one in A; with stride near the square root of the
     length a row sees about twice as many keys. A alone skips most tiles. B skips hardly any on a machine that works in
-    tiles: the promised cost needs the sequence in another order.
+    tiles: the promised cost needs the sequence in another order, in which heads of their own (but not the merged one)
+    are put where gradients are asked for.
 
     Args:
         stride: The step, at least 1.

@@ -76,7 +76,8 @@ def every(stride: int) -> Pattern:
 
     The second half of the strided Sparse Transformer (Child et al. 2019, arXiv 1904.10509, section 4.2), there under
     `causal() &`. A row of length n sees n / stride keys, but nearly every tile holds some: no tile is skipped unless
-    the stride is longer than a tile, so it is the cost of dense attention that is paid.
+    the stride is longer than a tile. So attention by tiles costs what dense attention costs; the `rearranged` backend
+    puts tokens with the same remainder together first, and pays for what is seen.
 
     Args:
         stride: The step, at least 1; `every(1)` is everything.
