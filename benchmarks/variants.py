@@ -164,6 +164,15 @@ def show(about, cells):
             print(f"| {head} | {name} | {told['median_s'] * 1e3:.2f} | {spread} | {held} |")
         for name, reason in cell["absent"].items():
             print(f"| {head} | {name} | {reason} | | |")
+    for step in STEPS:
+        by_length(cells, step, [name for name in EVERYBODY if name not in LAYERS], "operators")
+        by_length(cells, step, LAYERS, "layers")
+    missed = [*growth(cells), *(word for step in STEPS for word in chunked(cells, step))]
+    print(f"\n{len(missed)} aims missed" + "".join(f"\n- {line}" for line in missed))
+
+
+def growth(cells):
+    """How times and memory grow, and from where on each pays; what grows otherwise than it should."""
     print(
         "\n| step | kind | grows with n to the | memory | pays against sdpa from | against ours from |\n"
         + "|---" * 6
@@ -176,8 +185,29 @@ def show(about, cells):
                 row = summary(cells, step, name, seconds)
                 print(f"| {step} | {name} | {' | '.join(row)} |")
                 missed += missed_by(step, name, seconds)
-    missed += [word for step in STEPS for word in chunked(cells, step)]
-    print(f"\n{len(missed)} aims missed" + "".join(f"\n- {line}" for line in missed))
+    return missed
+
+
+def by_length(cells, step, names, title):
+    """The medians of some kinds, a column a length, and the memory at 8,192 tokens."""
+    times = {name: seconds for name in names if (seconds := of(cells, step, name, "median_s"))}
+    lengths = sorted({length for seconds in times.values() for length in seconds})
+    if not lengths:
+        return
+    print(f"\n{step}, {title}, milliseconds\n")
+    print(f"| kind | {' | '.join(f'{length:,}' for length in lengths)} | MB at {CHUNKED_AT:,} |")
+    print("|---" * (len(lengths) + 2) + "|")
+    for name, seconds in times.items():
+        shown = [in_words(seconds[length]) if length in seconds else "" for length in lengths]
+        held = of(cells, step, name, "extra_mb").get(CHUNKED_AT)
+        print(f"| {name} | {' | '.join(shown)} | {'' if held is None else f'{held:.0f}'} |")
+
+
+def in_words(seconds):
+    """Three figures; from ten seconds on with their unit."""
+    if seconds >= 10:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.1f}" if seconds < 0.1 else f"{seconds * 1e3:.0f}"
 
 
 def of(cells, step, name, what):
