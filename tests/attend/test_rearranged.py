@@ -104,6 +104,26 @@ def test_heads_that_share_keys(kv_heads):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("mask", [causal() & every(3), band(5, 4) & every(3), dilated(3, 2)], ids=str)
+def test_a_list_of_one_mask_is_for_all_heads(mask):
+    q, k, v = drawn()
+    found = rearranged.run(make_problem(q, k, v, mask=per_head([mask])))
+    for one, other in zip(found, slow(q, k, v, mask.mask(23, 23)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("length", [1, 2, 23])
+@pytest.mark.parametrize("step", [24, 10**9, 2**39])
+def test_steps_of_more_than_the_length_take_no_memory(step, length):
+    q, k, v = drawn(length=length)
+    for mask in (causal() & every(step), every(step), band(2 * step, step) & every(step), dilated(2, step)):
+        problem = make_problem(q, k, v, mask=mask)
+        assert rearranged.why_not(problem) == []
+        assert f"{max(length, 2)} remainders of up to 1 tokens" in rearranged.how(problem)
+        for one, other in zip(rearranged.run(problem), slow(q, k, v, mask.mask(length, length)), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
 def test_the_rest_of_a_call_of_its_own_positions():
     """Heads apart need no positions of their own; every n-th key is of those of the queries."""
     q, k, v = drawn()

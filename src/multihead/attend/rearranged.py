@@ -134,18 +134,23 @@ class _Part:
 
 def _parts_of(problem: Problem) -> list[_Part]:
     """Heads by their masks."""
-    mask, every = problem.mask, tuple(range(problem.heads))
+    mask, every, length = problem.mask, tuple(range(problem.heads)), problem.q_len
     if not isinstance(mask, PerHead):
-        return [_part(every, mask)]
+        return [_part(every, mask, length)]
+    if len(mask.parts) == 1:  # one for all
+        return [_part(every, mask.parts[0], length)]
     together: dict[Pattern, list[int]] = {}
     for head, each in enumerate(mask.parts):
         together.setdefault(each, []).append(head)
-    return [_part(tuple(heads), each) for each, heads in together.items()]
+    return [_part(tuple(heads), each, length) for each, heads in together.items()]
 
 
-def _part(heads: tuple[int, ...], mask: Pattern | Tensor | None) -> _Part:
+def _part(heads: tuple[int, ...], mask: Pattern | Tensor | None, length: int) -> _Part:
     spaced = _spaced(mask)
-    return _Part(heads, mask, *((1, (None, None)) if spaced is None else spaced))
+    if spaced is None:
+        return _Part(heads, mask, 1, (None, None))
+    # Beyond the length all steps are alike: a token is alone. Each remainder takes a batch row, also an empty one.
+    return _Part(heads, mask, min(spaced.step, max(length, 2)), spaced.bounds)
 
 
 class _Spacing(NamedTuple):
