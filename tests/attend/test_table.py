@@ -1,6 +1,7 @@
 """The table of measured ratios: what it tells apart, which measurement is nearest, its file."""
 
 import ctypes
+import json
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,12 @@ def test_the_file_is_read_as_it_was_written(tmp_path):
     assert (tmp_path / "again.json").read_text() == path.read_text()
 
 
+def worded(**changed):
+    """The file of a table of one row, with some entries changed."""
+    entry = {"processor": "amd", "variant": "avx2", "dtype": "float32", "kind": "full", "head_dim": 64, "heads": 8}
+    return json.dumps({"form": 2, "measured": {}, "rows": [entry | {"ratios": {"512": 2.0}} | changed]})
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -179,7 +186,19 @@ def test_the_file_is_read_as_it_was_written(tmp_path):
             '{"form": 2, "measured": {}, "rows": [{"processor": "amd", "kind": "full", "ratios": {"1": 1}}]}',
             "KeyError: 'variant'",
         ),
+        ("[" * 100_000, "RecursionError"),
+        (worded(ratios={"1": 10**400}), "OverflowError"),
+        (worded(ratios={"-5": 1.5}), "ValueError: the row"),
+        (worded(ratios={"9" * 400: 1.5}), "ValueError: the row"),
+        (worded(head_dim=float("inf")), "ValueError: the row"),
+        (worded(head_dim=64.9), "ValueError: the row"),
+        (worded(head_dim="64"), "ValueError: the row"),
+        (worded(heads=0), "ValueError: the row"),
+        (worded(heads=True), "ValueError: the row"),
+        (worded(variant=None), "ValueError: the row"),
+        (worded(dtype=["float32"]), "ValueError: the row"),
     ],
+    ids=lambda given: given[:60],
 )
 def test_message_no_table(text, told):
     with pytest.raises(MultiheadError, match=f"measured ratios, form 2\n  got: {told}.*\n  fix: write it with"):

@@ -35,6 +35,7 @@ PROCESSORS = {  # the kinds, in words
 }
 KINDS = ("full", "causal", "window", "mask", "decode")
 RIVAL = "sdpa"
+_MOST = 2**40  # sizes beyond are a mistake
 FEW_ROWS = 8  # queries that share keys, heads times positions, up to which the kernel reads keys where they lie
 
 
@@ -191,7 +192,7 @@ def read_table(text: str) -> Table:
         if told["form"] != FORM:
             raise ValueError(f"form {told['form']}")
         return Table(measured=dict(told["measured"]), rows=tuple(_row(entry) for entry in told["rows"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as fault:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as fault:
         raise MultiheadError(
             asked=f"a table of measured ratios, form {FORM}",
             arrived=f"{type(fault).__name__}: {fault}",
@@ -204,13 +205,16 @@ def _row(entry: Mapping[str, Any]) -> Row:
     named = entry["kind"] in KINDS and entry["processor"] in PROCESSORS
     if not named or not ratios or not all(0 < ratio < math.inf for ratio in ratios.values()):
         raise ValueError(f"the row {entry}")
+    names, sizes = (entry["variant"], entry["dtype"]), (entry["head_dim"], entry["heads"], *ratios)
+    if not all(type(name) is str for name in names) or not all(type(n) is int and 0 < n < _MOST for n in sizes):
+        raise ValueError(f"the row {entry}")
     return Row(
         processor=entry["processor"],
-        variant=str(entry["variant"]),
-        dtype=str(entry["dtype"]),
+        variant=names[0],
+        dtype=names[1],
         kind=entry["kind"],
-        head_dim=int(entry["head_dim"]),
-        heads=int(entry["heads"]),
+        head_dim=sizes[0],
+        heads=sizes[1],
         ratios=ratios,
     )
 
