@@ -275,7 +275,9 @@ def packed(inside: Bool[Tensor, "*rows columns"]) -> Int[Tensor, "*rows words"]:
     if not padded.numel():
         return torch.zeros(*padded.shape[:-1], padded.shape[-1] // _WORD, dtype=torch.int64, device=inside.device)
     if padded.device.type == "cpu":
-        return torch.from_numpy(numpy.packbits(padded.numpy(), axis=-1, bitorder="little")).view(torch.int64)
+        # numpy keeps the order in memory, and the bytes of a word lie next to each other.
+        found = numpy.packbits(padded.contiguous().numpy(), axis=-1, bitorder="little")
+        return torch.from_numpy(found).view(torch.int64)
     bits = padded.unflatten(-1, (-1, 8)).to(torch.uint8) << torch.arange(8, dtype=torch.uint8, device=inside.device)
     return bits.sum(-1, dtype=torch.uint8).view(torch.int64)
 

@@ -42,6 +42,15 @@ def test_blocks_are_what_was_chosen(block, span):
     assert int(-places.min()) <= right
 
 
+@pytest.mark.parametrize("columns", [64, 70, 128])
+def test_truth_values_of_any_layout(columns):
+    chosen = torch.rand(1, columns, 64) < 0.5
+    layouts = chosen.mT[None], chosen[None, :, :1].expand(2, 3, 5, 64), chosen.permute(2, 0, 1)[None]
+    for given in layouts:
+        made = Chosen.from_blocks(given, block=1)
+        assert torch.equal(made.mask(*given.shape[2:]), given)
+
+
 def test_listed_keys_are_chosen_once():
     index = torch.randint(-1, 70, (2, 3, 20, 9))
     index[..., 4] = index[..., 2]
