@@ -26,6 +26,9 @@ WRONG = {
     "scale, truth": ({"scale": True}, "a finite scale", "scale=bool 'True'", "pass a number"),
     "scale, list": ({"scale": [1.0]}, "a finite scale", "scale=list '[1.0]'", "pass a number"),
     "scale, nan": ({"scale": float("nan")}, "a finite scale", "scale=nan", "pass a number"),
+    "scale, more than a float": ({"scale": 10**400}, "a finite scale", "scale=int '1000", "pass a number"),
+    "softcap, more than a float": ({"softcap": 10**400}, "softcap * tanh", "softcap=int '1000", "pass softcap > 0"),
+    "dropout, more than a float": ({"dropout": 10**400}, "0 <= dropout < 1", "dropout=int", "pass a share below 1"),
     "softcap, text": ({"softcap": "x"}, "softcap * tanh", "softcap=str 'x'", "pass softcap > 0"),
     "softcap, tensor": (
         {"softcap": torch.tensor(2.0)},

@@ -2,6 +2,7 @@
 
 import math
 import operator
+import sys
 from collections.abc import Sequence
 from numbers import Real
 
@@ -171,7 +172,8 @@ def check_offset(q_offset: int) -> int:
 
 def _check_number(name: str, number: object, asked: str, remedy: str) -> None:
     """Refuses what is no number; a tensor is none, since no gradient would flow to it."""
-    if isinstance(number, bool) or not isinstance(number, Real | torch.SymFloat | torch.SymInt):
+    beyond = isinstance(number, int) and abs(number) > sys.float_info.max  # what no float can be made of
+    if beyond or isinstance(number, bool) or not isinstance(number, Real | torch.SymFloat | torch.SymInt):
         remedy = f"pass `float({name})`; it gets no gradient" if isinstance(number, Tensor) else remedy
         raise MultiheadError(asked=asked, arrived=f"{name}={kind_and_text(number)}", remedy=remedy)
 

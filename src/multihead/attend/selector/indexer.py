@@ -1,6 +1,6 @@
 """A learned indexer: small heads score every key, and each query attends to the best of them."""
 
-import math
+import sys
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from types import NoneType
@@ -55,7 +55,8 @@ class Indexer(Selector):
         check_budget("Indexer", self.budget)
         check_kinds({"weights": self.weights}, (Tensor, NoneType), "a tensor (batch, heads, q_len), or None")
         number = isinstance(self.scale, int | float) and not isinstance(self.scale, bool)
-        if self.scale is not None and not (number and math.isfinite(self.scale)):
+        # Compared, as a whole number may be greater than all floats.
+        if self.scale is not None and not (number and abs(self.scale) <= sys.float_info.max):
             raise MultiheadError(
                 asked="Indexer(scale=...): a finite number, or None",
                 arrived=f"scale={self.scale!r}"[:200],
@@ -76,7 +77,7 @@ class Indexer(Selector):
             rows: Which queries.
         """
         wide = torch.promote_types(q.dtype, torch.float32)
-        scale = q.shape[-1] ** -0.5 if self.scale is None else self.scale
+        scale = max(q.shape[-1], 1) ** -0.5 if self.scale is None else self.scale
         some, keys = q[:, :, rows].to(wide) * scale, k[:, 0].to(wide).mT
         weights = torch.ones_like(some[..., 0]) if self.weights is None else self.weights[:, :, rows].to(wide)
         # One head after the other: the products of all would be as many numbers more, written and read again.
@@ -178,12 +179,14 @@ class Indexer(Selector):
     def _check(self, q: Tensor, k: Tensor) -> None:
         alike = q.shape[0] == k.shape[0] and q.shape[-1] == k.shape[-1] and k.shape[1] == 1
         weights = self.weights
-        if not alike or (weights is not None and tuple(weights.shape) != tuple(q.shape[:3])):
-            told = "" if weights is None else f", weights {tuple(weights.shape)}"
+        if weights is not None:
+            alike = alike and weights.shape == q.shape[:3] and weights.device == q.device and not weights.is_complex()
+        if not alike:
+            told = "" if weights is None else f", weights {tuple(weights.shape)} {weights.dtype} on {weights.device}"
             raise MultiheadError(
                 asked="index queries (batch, heads, q_len, head_dim), keys (batch, 1, kv_len, head_dim) and weights "
-                "(batch, heads, q_len)",
-                arrived=f"q {tuple(q.shape)}, k {tuple(k.shape)}{told}",
+                "(batch, heads, q_len), real numbers on one device",
+                arrived=f"q {tuple(q.shape)} on {q.device}, k {tuple(k.shape)}{told}",
                 remedy="give all index heads one key a token, and each of them a weight at each query",
             )
 
