@@ -188,6 +188,42 @@ def test_gradients_flow_through_a_cache(randomise):
     torch.testing.assert_close(x.grad, want, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("kind", [Full(), Static(12), Sliding(3), Sliding(3, spare=2)], ids=str)
+@pytest.mark.parametrize("trained", ["q_proj", "parts", "v_proj"])
+def test_gradients_where_keys_are_not_trained(randomise, trained, kind):
+    """A graph keeps keys to which it has no gradient: they stay as they are while tokens are added."""
+    layer = randomise(MultiHeadAttention(12, GROUPS)).double()
+    x = torch.randn(2, 12, 12, dtype=torch.float64)
+    for name, weight in layer.named_parameters():
+        weight.requires_grad_(name.startswith(trained))
+    weights = [weight for weight in layer.parameters() if weight.requires_grad]
+    mask = sliding_window(3)
+    want = torch.autograd.grad(layer(x, mask=mask).square().sum(), weights)
+    got = in_chunks(layer, x, [3, 1, 1, 3, 4], layer.cache(batch=2, kind=kind), mask=mask).square().sum()
+    for one, other in zip(torch.autograd.grad(got, weights), want, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [Full(), Static(12), Sliding(3, spare=4)], ids=str)
+@pytest.mark.parametrize("empty", [False, True])
+def test_gradients_through_tokens_that_are_cut_off_later(randomise, kind, empty):
+    layer = randomise(MultiHeadAttention(12, GROUPS)).double()
+    layer.requires_grad_(False).q_proj.requires_grad_(True)
+    x, other = torch.randn(2, 2, 7, 12, dtype=torch.float64)
+    mask, cache = sliding_window(3), layer.cache(batch=2, kind=kind)
+    first = in_chunks(layer, x, [5, 2], cache, mask=mask)
+    want = torch.autograd.grad(layer(x, mask=mask).square().sum(), layer.q_proj.weight)
+    cache.cut(5)
+    if empty:
+        layer(other[:, :0], mask=mask, cache=cache)
+    with torch.no_grad():
+        second = layer(other[:, 5:], mask=mask, cache=cache)
+        joined = torch.cat([x[:, :5], other[:, 5:]], 1)
+        torch.testing.assert_close(second, layer(joined, mask=mask)[:, 5:], rtol=1e-9, atol=1e-9)
+    got = torch.autograd.grad(first.square().sum(), layer.q_proj.weight)
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
 def test_a_call_that_fails_leaves_the_cache_as_it_was(randomise):
     layer = randomise(MultiHeadAttention(12, GROUPS)).double()
     x, cache = torch.randn(2, 6, 12, dtype=torch.float64), layer.cache(batch=2)

@@ -26,6 +26,8 @@ class Rows:
         self._window, self._spare, self._limit = window, spare, limit
         self._parts: list[Tensor] = []
         self._start = self._stop = 0
+        # Up to where a graph may have what lies in this memory: it must stay as it is.
+        self._lent = 0
         self.first = 0
 
     @property
@@ -58,8 +60,10 @@ class Rows:
             return self.parts
         self._make_room(count, new)
         for part, added in zip(self._parts, new, strict=True):
-            part[:, :, self._stop : self._stop + count] = added
+            _beside_graphs(part)[:, :, self._stop : self._stop + count] = added
         self._stop += count
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self._lent = max(self._lent, self._stop)
         return self.parts
 
     def check_room(self, count: int) -> None:
@@ -125,7 +129,8 @@ class Rows:
     def _make_room(self, count: int, new: Sequence[Tensor]) -> None:
         used = self._stop - self._start
         room = self._parts[0].shape[2] if self._parts else 0
-        if self._parts and self._stop + count <= room and not _sealed(self._parts):
+        lent = not torch.compiler.is_compiling() and count > 0 and self._stop < self._lent
+        if self._parts and self._stop + count <= room and not lent and not _sealed(self._parts):
             return
         if self._limit is not None:
             room = self._limit
@@ -138,7 +143,7 @@ class Rows:
             if used:
                 part[:, :, :used] = self._parts[place][:, :, self._start : self._stop]
             made.append(part)
-        self._parts, self._start, self._stop = made, 0, used
+        self._parts, self._start, self._stop, self._lent = made, 0, used, 0
 
 
 _ADDRESSES = 2**47  # bytes that a machine can tell apart
@@ -149,6 +154,15 @@ def _sealed(parts: Sequence[Tensor]) -> bool:
     if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
         return False
     return any(part.is_inference() for part in parts)
+
+
+def _beside_graphs(part: Tensor) -> Tensor:
+    """The memory of a part, to be written where no graph looks: graphs keep the tokens before, and need only those.
+
+    Where queries are trained and keys are not, a graph keeps keys, and torch would refuse it as soon as any token is
+    added behind them.
+    """
+    return part if torch.compiler.is_compiling() else part.data
 
 
 class Plain:
