@@ -58,3 +58,16 @@ def near(got, want, tolerance=1e-5):
         return False
     finite = ~want.isinf()
     return want.numel() == 0 or float((got - want).where(finite, 0).abs().max()) <= tolerance
+
+
+def every_pair(q, k, v, allowed, *, softcap=None, sinks=None):
+    """(out, lse) by every pair."""
+    group = q.shape[1] // k.shape[1]
+    scores = q @ k.repeat_interleave(group, 1).mT * q.shape[3] ** -0.5
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~allowed, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:3], 1)], -1)
+    lse = torch.logsumexp(scores, -1)
+    weights = torch.exp(scores - torch.where(lse.isinf(), 0.0, lse)[..., None])[..., : k.shape[2]]
+    return weights @ v.repeat_interleave(group, 1), lse

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from attend.oracle import every_pair
 from multihead.attend import Sigmoid, Softmax, attention, attention_lse, blockwise, explain, make_problem, piece
 from multihead.attend.selector import Chosen, TopBlocks
 from multihead.error import BackendRefused
@@ -27,20 +28,6 @@ def blocks(batch, heads, rows, kv_len, *, block, share=0.4, span=1, q_len=None, 
     return chosen, pairs
 
 
-def slow(q, k, v, allowed, *, softcap=None, sinks=None):
-    """(out, lse) by every pair."""
-    group = q.shape[1] // k.shape[1]
-    scores = q @ k.repeat_interleave(group, 1).mT * q.shape[3] ** -0.5
-    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(~allowed, -torch.inf)
-    if sinks is not None:
-        beside = sinks[:, None, None].expand(*scores.shape[:3], 1)
-        scores = torch.cat([scores, beside], -1)
-    lse = torch.logsumexp(scores, -1)
-    weights = torch.exp(scores - torch.where(lse.isinf(), 0.0, lse)[..., None])[..., : k.shape[2]]
-    return weights @ v.repeat_interleave(group, 1), lse
-
-
 MASKS = {
     "nothing else": lambda n: None,
     "causal": lambda n: causal(),
@@ -60,7 +47,7 @@ def test_results_and_gradients_are_those_of_all_pairs(rest, softcap, sinks):
     chosen, pairs = blocks(2, 4, 70, 70, block=16)
     other = MASKS[rest](70)
     allowed = pairs if other is None else pairs & other.mask(70, 70)
-    wants = slow(q, k, v, allowed, softcap=softcap, sinks=logits)
+    wants = every_pair(q, k, v, allowed, softcap=softcap, sinks=logits)
     problem = make_problem(
         q, k, v, mask=chosen if other is None else other & chosen, softcap=softcap, normaliser=Softmax(sinks=logits)
     )

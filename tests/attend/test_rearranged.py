@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from attend.oracle import every_pair
 from multihead.attend import Sigmoid, Softmax, attention, attention_lse, explain, make_problem, rearranged
 from multihead.error import BackendRefused
 from multihead.pattern import (
@@ -25,19 +26,6 @@ def drawn(*, batch=2, heads=4, kv_heads=2, length=23, dtype=torch.float64, grad=
     """Queries, keys and values, of sizes none of which is another."""
     shapes = (heads, length, 12), (kv_heads, length, 12), (kv_heads, length, 9)
     return tuple(torch.randn(batch, *shape, dtype=dtype).requires_grad_(grad) for shape in shapes)
-
-
-def slow(q, k, v, allowed, *, softcap=None, sinks=None):
-    """(out, lse) by every pair."""
-    group = q.shape[1] // k.shape[1]
-    scores = q @ k.repeat_interleave(group, 1).mT * q.shape[3] ** -0.5
-    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(~allowed, -torch.inf)
-    if sinks is not None:
-        scores = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:3], 1)], -1)
-    lse = torch.logsumexp(scores, -1)
-    weights = torch.exp(scores - torch.where(lse.isinf(), 0.0, lse)[..., None])[..., : k.shape[2]]
-    return weights @ v.repeat_interleave(group, 1), lse
 
 
 MASKS = {
@@ -65,7 +53,7 @@ def test_results_and_gradients_are_those_of_all_pairs(name, softcap, sinks):
     q, k, v = drawn(grad=True)
     logits = torch.randn(4, dtype=torch.float64, requires_grad=True) if sinks else None
     mask = MASKS[name]
-    wants = slow(q, k, v, mask.mask(23, 23), softcap=softcap, sinks=logits)
+    wants = every_pair(q, k, v, mask.mask(23, 23), softcap=softcap, sinks=logits)
     problem = make_problem(q, k, v, mask=mask, softcap=softcap, normaliser=Softmax(sinks=logits))
     assert rearranged.why_not(problem) == []
     found = rearranged.run(problem)
@@ -86,7 +74,7 @@ def test_results_and_gradients_are_those_of_all_pairs(name, softcap, sinks):
 def test_lengths_that_do_and_do_not_divide(length, step):
     q, k, v = drawn(length=length)
     for mask in (strided(step, heads=4), every(step), band(20, 31) & every(step)):
-        want = slow(q, k, v, mask.mask(length, length))
+        want = every_pair(q, k, v, mask.mask(length, length))
         found = rearranged.run(make_problem(q, k, v, mask=mask))
         for one, other in zip(found, want, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
@@ -100,7 +88,7 @@ def test_heads_that_share_keys(kv_heads):
     for parts in ([0, 1, 2, 0, 1, 2], [0, 0, 1, 1, 2, 2], [0, 0, 0, 2, 2, 2], [1, 0, 0, 0, 0, 0]):
         mask = per_head([kinds[part] for part in parts])
         found = rearranged.run(make_problem(q, k, v, mask=mask))
-        for one, other in zip(found, slow(q, k, v, mask.mask(23, 23)), strict=True):
+        for one, other in zip(found, every_pair(q, k, v, mask.mask(23, 23)), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
@@ -108,7 +96,7 @@ def test_heads_that_share_keys(kv_heads):
 def test_a_list_of_one_mask_is_for_all_heads(mask):
     q, k, v = drawn()
     found = rearranged.run(make_problem(q, k, v, mask=per_head([mask])))
-    for one, other in zip(found, slow(q, k, v, mask.mask(23, 23)), strict=True):
+    for one, other in zip(found, every_pair(q, k, v, mask.mask(23, 23)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
@@ -120,7 +108,7 @@ def test_steps_of_more_than_the_length_take_no_memory(step, length):
         problem = make_problem(q, k, v, mask=mask)
         assert rearranged.why_not(problem) == []
         assert f"{max(length, 2)} remainders of up to 1 tokens" in rearranged.how(problem)
-        for one, other in zip(rearranged.run(problem), slow(q, k, v, mask.mask(length, length)), strict=True):
+        for one, other in zip(rearranged.run(problem), every_pair(q, k, v, mask.mask(length, length)), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
@@ -129,7 +117,7 @@ def test_the_rest_of_a_call_of_its_own_positions():
     q, k, v = drawn()
     mask = per_head([causal(), sliding_window(5), causal(), sliding_window(5)])
     found = rearranged.run(make_problem(q[:, :, 20:], k, v, mask=mask, q_offset=20))
-    want = slow(q, k, v, mask.mask(23, 23))
+    want = every_pair(q, k, v, mask.mask(23, 23))
     for one, other in zip(found, want, strict=True):
         torch.testing.assert_close(one, other[:, :, 20:], rtol=1e-10, atol=1e-10)
 
