@@ -71,3 +71,16 @@ def every_pair(q, k, v, allowed, *, softcap=None, sinks=None):
     lse = torch.logsumexp(scores, -1)
     weights = torch.exp(scores - torch.where(lse.isinf(), 0.0, lse)[..., None])[..., : k.shape[2]]
     return weights @ v.repeat_interleave(group, 1), lse
+
+
+def check_pairs(found, wants, inputs):
+    """(out, lse) and their gradients are those that `every_pair` gives; a row without keys has no finite lse."""
+    seen = ~wants[1].isinf()
+    assert torch.equal(seen, ~found[1].isinf())
+    for got, want in zip(found, wants, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+    weigh = torch.randn(found[0].shape, dtype=torch.float64), torch.randn(seen.shape, dtype=torch.float64)
+    losses = [(out * weigh[0]).sum() + (lse * weigh[1])[seen].sum() for out, lse in (found, wants)]
+    got, want = (torch.autograd.grad(loss, inputs) for loss in losses)
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)

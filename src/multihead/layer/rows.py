@@ -100,7 +100,7 @@ class Rows:
 
     def select(self, index: Tensor) -> None:
         """Take batch rows, in this order; a row may be taken twice."""
-        self._parts = [part.index_select(0, index) for part in self._parts]
+        self._parts, self._lent = [part.index_select(0, index) for part in self._parts], 0
 
     def _check_alike(self, new: Sequence[Tensor]) -> None:
         for part, added in zip(self._parts, new, strict=False):

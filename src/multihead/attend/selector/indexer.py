@@ -83,7 +83,7 @@ class Indexer(Selector):
         # One head after the other: the products of all would be as many numbers more, written and read again.
         total = some.new_zeros(some.shape[0], some.shape[2], keys.shape[2])
         for head in range(some.shape[1]):
-            total = total.addcmul_(torch.relu_(some[:, head] @ keys), weights[:, head, :, None])
+            total.addcmul_(torch.relu_(some[:, head] @ keys), weights[:, head, :, None])
         return total
 
     def select(
@@ -109,6 +109,7 @@ class Indexer(Selector):
         self._check(q, k)
         problem = make_problem(q[:, :1], k, k, mask=mask, q_offset=q_offset)
         height = max(1, _AT_ONCE // max(problem.batch * problem.kv_len, 1))
+        k = k.to(problem.wide)  # once, not for each band
         with torch.no_grad():
             words = [self._picked(q, k, problem, band) for band in bands(problem, height)]
         bits = torch.cat(words, 2) if words else torch.zeros(q.shape[0], 1, 0, -(-k.shape[2] // 64), dtype=torch.int64)
